@@ -35,6 +35,8 @@ class Endings:
             self._phases.give_back(job)
             return
         error = _error_of(job.ref)
+        if not job.ended and job.way is not Way.NATIVE and not isinstance(error, ray.exceptions.WorkerCrashedError):
+            self._shared.unheard[submission] = job  # Ray was quicker: what the task told of its work is on its way
         if error is not None and not job.requeues and self._shared.options.retry_out_of_memory:
             self._tried_elsewhere(job, lack_of(error))
         if error is not None and job.requeues:

@@ -59,6 +59,7 @@ KEEP_S = 0.5
 WATCH_S = 2.0
 FOREVER_S = 30.0
 CLOSE_S, HASTE_S = 5.0, 0.3
+HEAR_S, HEAR_EVERY_S = 2.0, 0.005  # what was sent before a result is here soon, or never
 QUEUE = "EGS_QUEUE"
 HEAD = "node:__internal_head__"
 MOST_NAME = 200
@@ -159,11 +160,18 @@ class Session(s.HolderSession):
         self._forget_disconnect()
         if self._hints is not None:
             self._hints.close()
+        self._hear_out(HEAR_S if finish else HASTE_S)
         self.site.do(lambda: self._failopen.hand_over(finish))
         if self.site.call(lambda: len(self._leases), FOREVER_S) if finish and self.site.is_alive else 0:
             threading.Thread(target=self._close_later, name="egs-close", daemon=True).start()
         else:
             self._close_now()
+
+    def _hear_out(self, limit_s: float) -> None:
+        """What ended tasks have told of their work belongs in the run log, and may come after their results do."""
+        until_s = time.monotonic() + limit_s
+        while self.site.is_alive and self._shared.unheard and time.monotonic() < until_s:
+            time.sleep(HEAR_EVERY_S)
 
     def unfinished(self) -> dict[str, int]:
         """How many tasks of each graph have not ended, by its name: also of one that has not begun."""

@@ -87,6 +87,7 @@ class Shared:
         self.leases, self.promises = leases, promises
         self.jobs: dict[int, Job] = {}  # the site's task number -> job
         self.submitted: dict[int, Job] = {}  # submission -> job
+        self.unheard: dict[int, Job] = {}  # submission -> job that has ended by its result; its process has not said so
         self.left: set[int] = set()  # submissions whose values nobody will ask for
         self.runs: dict[str, RunBooks] = {}
         self.tickets: Any = None  # a script's own submissions, where there are any: see `program`

@@ -43,10 +43,13 @@ class Workers:
             self._stops.said(job, peer, message)
             return
         if job is None:
-            if message.get("m") == "hello":  # else it has ended, and Ray makes again a value that was lost with a node
+            ended = self._shared.unheard.get(message.get("task", 0))
+            if message.get("m") == "hello":  # it has ended, and Ray makes again a value that was lost with a node
                 left = message["task"] in self._shared.left
                 word = {"m": "drop"} if left else {"m": "go", "open": True}
                 tell(peer, {**word, "task": message["task"], "life": message["life"]})
+            elif ended is not None and (ended.way is not Way.SHELL or _is_of_this_try(ended, peer, message)):
+                self._last_words(ended, peer, message)
             return
         if job.way is Way.SHELL and message["m"] != "hello" and not _is_of_this_try(job, peer, message):
             return
@@ -68,8 +71,17 @@ class Workers:
         }
         said[message["m"]](job, peer, message)
 
+    def _last_words(self, job: Job, peer: Peer, message: Message) -> None:
+        """Of a process whose task's result came first."""
+        if message["m"] == "worked":
+            self._worked(job, peer, message)
+        elif message["m"] == "end":
+            del self._shared.unheard[message["task"]]
+
     def worker_gone(self, peer: Peer) -> None:
         """A worker process died, with a holder, a shell or an observed task in it. Ray may start the task again."""
+        for submission in [number for number, job in self._shared.unheard.items() if job.peer is peer]:
+            del self._shared.unheard[submission]
         lease = self._shared.leases.of(peer)
         if lease is not None:
             self._phases.lease_over(lease)
