@@ -1,7 +1,7 @@
 """Pipelines as pods of a full cluster: on the scheduler alone, with Kueue, with EGS, with both, by completion times.
 
     EGS_TEST_KUBECONFIG=FILE python -m benchmarks.kubernetes [--suite forms] [--runs 24] [--rounds 2] [--gpus 4]
-        [--times 1] [--pull 0] [--sides native,kueue,egs,egs-kueue] [--json]
+        [--times 1] [--pull 0] [--limit 1800] [--sides native,kueue,egs,egs-kueue] [--json]
 
 A real API server with its scheduler, and Kueue where it is installed; nodes and their kubelet are made up here, so pods
 run for as long as they should and no container does. All runs are there at once. What makes their pods stands in for a
@@ -20,7 +20,8 @@ are loaded ahead; --pull: so many seconds takes one that a node lacks). The orde
 sides take turns. An inversion: a GPU pod gets its node while another one of its run has waited for longer than a second
 and has more than 1.1 times as much of the run behind it. Idle: the share of the GPUs' time until the last run's end
 that nothing used; wasted: the share of the time in which pods held them. Kueue admits a few pods a second where it has
-little processor: more seconds a task (--times) and fewer GPUs a node (--gpus) measure the order, and not that.
+little processor: more seconds a task (--times) and fewer GPUs a node (--gpus) measure the order, and not that. A side
+that has not ended after --limit seconds is given up, and it is said what each pod waits for.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.kubernetes_world import READY_S, Outcome, Run, Side, Task, World, ranked
+from benchmarks.kubernetes_world import LIMIT_S, READY_S, Outcome, Run, Side, Task, World, ranked
 from egs_core.errors import InputError
 from egs_core.kubernetes.cluster import Cluster
 from egs_core.kubernetes.controller import Controller, Settings
@@ -142,10 +143,12 @@ def _ordered(kubeconfig: Path, world: World, side: Side, pull_s: float) -> Itera
         process.join(90)
 
 
-def measure(kubeconfig: Path, name: str, runs: Sequence[Run], number: int, gpus: int, pull_s: float) -> Outcome:
+def measure(
+    kubeconfig: Path, name: str, runs: Sequence[Run], number: int, gpus: int, pull_s: float, limit_s: float
+) -> Outcome:
     """One side in one round. gpus: of a node."""
     outcome, side = Outcome(name, number), side_of(name)
-    world = World(kubeconfig, side, runs, outcome, gpus, pull_s)
+    world = World(kubeconfig, side, runs, outcome, gpus, pull_s, limit_s)
     try:
         world.set_up()
         with _ordered(kubeconfig, world, side, pull_s if side.preload else 0.0):
@@ -209,6 +212,7 @@ def main() -> int:
     parser.add_argument("--gpus", type=int, default=4, help="of each of the two nodes")
     parser.add_argument("--times", type=float, default=1.0, help="so many times as long takes each task")
     parser.add_argument("--pull", type=float, default=0.0, help="seconds that an image of a GPU task takes to pull")
+    parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds in which a side has to end")
     parser.add_argument("--suite", choices=SUITES, default="forms")
     parser.add_argument("--sides", default=",".join(ON))
     parser.add_argument("--json", action="store_true")
@@ -226,7 +230,7 @@ def main() -> int:
         turn = number % len(sides)
         for side in (*sides[turn:], *sides[:turn]):
             runs = suite(options.runs, number, options.times, options.suite, "split" in side)
-            outcomes.append(measure(Path(file), side, runs, number, options.gpus, options.pull))
+            outcomes.append(measure(Path(file), side, runs, number, options.gpus, options.pull, options.limit))
             found = outcomes[-1]
             print(f"round {number} {side}: mean {found.mean_s:.1f} s, all {found.makespan_s:.1f} s", file=sys.stderr)
     rows = summarise(sorted(outcomes, key=lambda one: sides.index(one.side)))

@@ -16,11 +16,9 @@ from typing import Any
 
 import msgspec
 
+from benchmarks.kubernetes_queue import QUEUE, KueueQueue
 from egs_core.kubernetes import names
 from egs_core.kubernetes.cluster import (
-    CLUSTER_QUEUES,
-    LOCAL_QUEUES,
-    MERGE,
     NODES,
     PODS,
     PRIORITY_CLASSES,
@@ -37,15 +35,13 @@ NODES_OF, CPUS, MEMORY_GIB = 2, 16, 64
 WRITERS = 4
 WAITED_S, MORE = 1.0, 1.1
 LIMIT_S, READY_S = 1800.0, 120.0
+WRITTEN_S, AGAIN_S = 300.0, 0.5
+AGAIN = (0, 409, 429, 500, 502, 503, 504)
+"""What a busy API server, or a webhook that it calls, says of what may be tried again."""
 GPU = "nvidia.com/gpu"
-QUEUE = "egs-bench"
 IMAGE = "python:3.12"
 """Of tasks that state none: it is on each node."""
-NAMESPACES, ACCOUNTS, FLAVORS = (
-    Kind("/api/v1", "namespaces", False),
-    Kind("/api/v1", "serviceaccounts"),
-    Kind("/apis/kueue.x-k8s.io/v1beta2", "resourceflavors", False),
-)
+NAMESPACES, ACCOUNTS = Kind("/api/v1", "namespaces", False), Kind("/api/v1", "serviceaccounts")
 
 
 class Side(msgspec.Struct, frozen=True):
@@ -155,12 +151,20 @@ def pod_of_task(task: Task, run: int, number: int, side: Side, world: str) -> di
 class World:
     """A namespace with its nodes, the kubelet of these and what makes the pods of runs. One thread sees and decides;
     some write, so that what one pod's write takes is in no other's way. pull_s: of an image that a node lacks, one
-    after the other on each node; what has begun is pulled to its end."""
+    after the other on each node; what has begun is pulled to its end. limit_s: in which all runs have to end; again:
+    how many writes were refused, or not answered, and tried again."""
 
     def __init__(
-        self, kubeconfig: Path, side: Side, runs: Sequence[Run], outcome: Outcome, gpus: int, pull_s: float = 0.0
+        self,
+        kubeconfig: Path,
+        side: Side,
+        runs: Sequence[Run],
+        outcome: Outcome,
+        gpus: int,
+        pull_s: float = 0.0,
+        limit_s: float = LIMIT_S,
     ) -> None:
-        self.cluster = Cluster(kubeconfig)
+        self.cluster, self._limit_s, self.again = Cluster(kubeconfig), limit_s, 0
         self.name = f"egs-bench-{uuid.uuid4().hex[:6]}"
         self._side, self._runs, self._outcome, self._gpus, self._pull_s = side, runs, outcome, gpus, pull_s
         self._woken = threading.Event()
@@ -176,6 +180,7 @@ class World:
         self._numbers = itertools.count()
         self._writers = ThreadPoolExecutor(WRITERS)
         self._written: dict[str, Future[object]] = {}
+        self._over_now = threading.Event()
         self._done_s: dict[int, float] = {}
         self._began = 0.0
 
@@ -198,9 +203,10 @@ class World:
                         self.cluster.create(PRIORITY_CLASSES, one)
 
     def tear_down(self) -> None:
+        self._over_now.set()
         self._pods.stop()
         self._preloads.stop()
-        self._writers.shutdown()
+        self._writers.shutdown(cancel_futures=True)
         for raw in self.cluster.list(PODS, self.name)[0]:
             with suppress(ApiError):
                 free = {"metadata": {"finalizers": None}}
@@ -230,8 +236,10 @@ class World:
             self._load()
             while self._due and self._due[0][0] <= time.monotonic():
                 heapq.heappop(self._due)[2]()
-            if time.monotonic() - self._began > LIMIT_S:
-                raise SystemExit(f"{self._outcome.side}: {len(self._done_s)} of {len(self._runs)} runs have ended")
+            self._look_at_writes()
+            if time.monotonic() - self._began > self._limit_s:
+                done = f"{len(self._done_s)} of {len(self._runs)} runs have ended"
+                raise SystemExit(f"{self._outcome.side}: {done} after {self._limit_s:.0f} s; {self.left()}")
         for written in self._written.values():
             written.result()
         outcome = self._outcome
@@ -240,6 +248,22 @@ class World:
             task.gpus * (task.takes_s if task.used_s is None else task.used_s) for run in self._runs for task in run
         )
         outcome.idle = 1 - outcome.used_s / (NODES_OF * self._gpus * outcome.makespan_s)
+
+    def left(self) -> str:
+        """What has been made and has not ended, and what each pod of it waits for."""
+        there = {raw["metadata"]["name"]: raw for raw in self._pods.items().values()}
+        found: dict[str, list[str]] = {}
+        for run, number in sorted(self._made):
+            if number not in self._over[run]:
+                name = f"pod-{run}-{number}"
+                found.setdefault(_state(there.get(name)), []).append(name)
+        return "; ".join(f"{state}: {', '.join(pods)}" for state, pods in sorted(found.items()))
+
+    def _look_at_writes(self) -> None:
+        """A run whose pod could not be made, or told of, would never end."""
+        for name, written in self._written.items():
+            if written.done() and (error := written.exception()) is not None:
+                raise SystemExit(f"{self._outcome.side}: {name}: {error}")
 
     def _at(self, when: float, act: Callable[[], None]) -> None:
         heapq.heappush(self._due, (when, next(self._numbers), act))
@@ -338,20 +362,42 @@ class World:
         self._write(name, self.cluster.patch, PODS, f"{name}/status", {"status": status}, self.name)
 
     def _write(self, name: str, act: Callable[..., object], *given: object) -> None:
-        """Of one object one after another. What failed is said when the next is written, or at the end; that a preload
-        is gone is nothing to speak of."""
+        """Of one object one after another."""
         before = self._written.get(name)
 
         def write() -> None:
             if before is not None:
                 before.result()
-            try:
-                act(*given)
-            except ApiError as error:
-                if error.status != 404 or name.startswith("pod-"):
-                    raise
+            self._try(name, act, given)
 
         self._written[name] = self._writers.submit(write)
+
+    def _try(self, name: str, act: Callable[..., object], given: Sequence[object]) -> None:
+        """Again and again, as what makes a pipeline's pods and what runs them would: Kueue's webhook does not answer in
+        time where it has little processor, and a pod is refused then. That a preload is gone is nothing to speak of."""
+        end = time.monotonic() + WRITTEN_S
+        while True:
+            try:
+                act(*given)
+                return
+            except ApiError as error:
+                is_made = error.status == 409 and act == self.cluster.create  # before, and was not answered
+                if is_made or (error.status == 404 and not name.startswith("pod-")):
+                    return
+                if error.status not in AGAIN or time.monotonic() > end:
+                    raise
+            self.again += 1
+            if self._over_now.wait(AGAIN_S):
+                return
+
+
+def _state(raw: Mapping[str, Any] | None) -> str:
+    """Of a pod, or of one that is not there."""
+    if raw is None:
+        return "not there"
+    if gates := [one["name"] for one in raw["spec"].get("schedulingGates") or ()]:
+        return f"behind {' and '.join(gates)}"
+    return str((raw.get("status") or {}).get("phase")) if raw["spec"].get("nodeName") else "without a node"
 
 
 def add_namespace(cluster: Cluster, name: str) -> None:
@@ -366,34 +412,3 @@ def add_namespace(cluster: Cluster, name: str) -> None:
             if error.status != 404 or time.monotonic() > end:
                 raise
         time.sleep(0.1)
-
-
-class KueueQueue:
-    """A queue of Kueue in the namespace of that name, with a ClusterQueue and flavor of its own."""
-
-    def __init__(self, cluster: Cluster, name: str) -> None:
-        self._cluster, self._name = cluster, name
-
-    def add(self, quotas: Mapping[str, object], is_held: bool = False) -> None:
-        """quotas: by resource; is_held: nothing gets any before it is let go."""
-        resources = [{"name": name, "nominalQuota": str(amount)} for name, amount in quotas.items()]
-        groups = [{"coveredResources": list(quotas), "flavors": [{"name": self._name, "resources": resources}]}]
-        never = {"withinClusterQueue": "Never", "reclaimWithinCohort": "Never"}
-        spec = {"namespaceSelector": {}, "resourceGroups": groups, "preemption": never}
-        spec |= {"stopPolicy": "Hold"} if is_held else {}
-        self._cluster.create(FLAVORS, {**_of_kueue("ResourceFlavor", self._name), "spec": {}})
-        self._cluster.create(CLUSTER_QUEUES, {**_of_kueue("ClusterQueue", self._name), "spec": spec})
-        queue = {**_of_kueue("LocalQueue", QUEUE), "spec": {"clusterQueue": self._name}}
-        self._cluster.create(LOCAL_QUEUES, queue, self._name)
-
-    def let_go(self) -> None:
-        self._cluster.patch(CLUSTER_QUEUES, self._name, {"spec": {"stopPolicy": "None"}}, how=MERGE)
-
-    def remove(self) -> None:
-        for kind in (CLUSTER_QUEUES, FLAVORS):
-            with suppress(ApiError):  # there is none
-                self._cluster.delete(kind, self._name)
-
-
-def _of_kueue(kind: str, name: str) -> dict[str, Any]:
-    return {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": kind, "metadata": {"name": name}}

@@ -6,7 +6,8 @@ Only this module imports the client, so that all others can be used, and tested,
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -14,6 +15,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from egs_core.errors import EgsError, InputError
+from egs_core.kubernetes.clock import ServerClock
 
 TIMEOUT_S = 15.0
 WATCH_S = 240
@@ -60,9 +62,11 @@ class ApiError(Exception):
 
 class Cluster:
     """A connection. kubeconfig: a file; None: the cluster in which this process runs, else the user's usual file.
-    namespace: of who asks."""
+    namespace: of who asks. clock: of this machine, Unix time."""
 
-    def __init__(self, kubeconfig: Path | None = None, context: str | None = None) -> None:
+    def __init__(
+        self, kubeconfig: Path | None = None, context: str | None = None, clock: Callable[[], float] = time.time
+    ) -> None:
         client, config = _client()
         configuration = client.Configuration()
         configuration.retries = 1
@@ -80,9 +84,15 @@ class Cluster:
             raise InputError(place, f"names no cluster: {str(error).splitlines()[0]}", "--kubeconfig FILE") from None
         self.host = str(configuration.host)
         self._api = client.ApiClient(configuration)
+        self._clock = ServerClock(clock)
 
     def close(self) -> None:
         self._api.close()
+
+    def now(self) -> float:
+        """Unix time by the API server's clock, as far as its answers have told it: what is written into objects, or
+        compared with what they say, is of that clock."""
+        return self._clock.now()
 
     def get(self, kind: Kind, name: str, namespace: str = "") -> dict[str, Any]:
         return self._call("GET", kind.path(namespace, name))
@@ -162,8 +172,9 @@ class Cluster:
         read_s: float = TIMEOUT_S,
     ) -> Any:
         headers = {"Accept": "application/json", "Content-Type": how or "application/json"}
+        asked_at = self._clock.local()
         try:
-            return self._api.call_api(
+            answer = self._api.call_api(
                 path,
                 method,
                 header_params=headers,
@@ -174,8 +185,14 @@ class Cluster:
                 _request_timeout=(TIMEOUT_S, read_s),
             )
         except Exception as error:  # the client's own, or of the connection
+            self._hear(getattr(error, "headers", None), asked_at)
             status = int(getattr(error, "status", 0) or 0)
             raise ApiError(status, _said(error)) from None
+        self._hear(answer.headers, asked_at)
+        return answer
+
+    def _hear(self, headers: Any, asked_at: float) -> None:
+        self._clock.heard(str((headers or {}).get("Date")), asked_at)
 
 
 def _lines(answer: Any) -> Iterator[bytes]:

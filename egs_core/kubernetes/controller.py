@@ -156,7 +156,7 @@ class Controller:
 
     def _try_step(self) -> None:
         try:
-            self.step(time.time())
+            self.step(self._cluster.now())
             self._stepped_at = time.monotonic()
         except Exception as error:  # whatever it is: gates must open
             if not self._is_servers(error):
@@ -181,7 +181,7 @@ class Controller:
     # --- one step ---
 
     def step(self, now: float) -> None:
-        """Tell what is new, open what may be opened. now: Unix time."""
+        """Tell what is new, open what may be opened. now: Unix time, of the API server."""
         pods, nodes = self._served(), list(self._nodes.items().values())
         listed, stand_ins = self._capacity.split(self._pods.items())
         others = {uid: msgspec.structs.replace(pod, run="") for uid, pod in listed.items() if uid not in pods}
@@ -217,7 +217,8 @@ class Controller:
         return pod.is_ours and (not self._settings.namespaces or pod.namespace in self._settings.namespaces)
 
     def _order_gates(self, pods: dict[str, Pod], nodes: list[Node], now: float) -> None:
-        """Pods that Kueue does not hold back; those that it does take room like any other's."""
+        """Pods that Kueue does not hold back; those that it does take room like any other's, and have no gate."""
+        self._open(gates.queued(pods.values()))
         mine = {uid: pod if not pod.queue else msgspec.structs.replace(pod, run="") for uid, pod in pods.items()}
         placeless = self._placeless(mine.values(), nodes)
         self._open(gates.stranded(mine.values(), placeless))
@@ -344,7 +345,7 @@ class Controller:
 
     def _open_one(self, one: gates.Opening) -> dict[str, Any] | None:
         """With its deadline; where that is refused, without."""
-        now = time.time()
+        now = self._cluster.now()
         deadline = self._limiting.deadline(one.pod, now)
         try:
             return open_gate(self._cluster, one.pod, one.why, now, deadline)

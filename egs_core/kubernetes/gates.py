@@ -4,6 +4,7 @@ granted by the engine ──► opened, gangs whole, while fewer than `window` o
                           them without a grant: by an engine before this one, or as it was placed elsewhere
 the next in order     ──► opened too, until `ahead` of them wait: an autoscaler sees no gated pod
 nowhere to run        ──► opened: that is the scheduler's to say
+in a queue of Kueue   ──► opened: it waits there, and quota would wait behind its gate
 past its release-by   ──► opened, whatever else is so, unless somebody has paused it
 """
 
@@ -19,7 +20,10 @@ STUCK_S = 5.0
 """What was opened so long ago and has no node waits for what the engine does not know: it no longer counts."""
 RELEASE_BY_S = 3600.0
 """How long a gate may stay closed, where nobody says otherwise."""
-ORDER, AHEAD, NOWHERE, OVERDUE, ALONE, LEAVING = "order", "ahead", "nowhere", "overdue", "alone", "leaving"
+SKEW_S = 60.0
+"""A moment in the past that is written as one so far ahead is of a clock that is wrong."""
+ORDER, AHEAD, NOWHERE, QUEUED = "order", "ahead", "nowhere", "queued"
+OVERDUE, ALONE, LEAVING = "overdue", "alone", "leaving"
 
 
 class Opening(msgspec.Struct, frozen=True):
@@ -62,14 +66,14 @@ def releases(
 
 def overdue(pods: Iterable[Pod], now: float, longest_s: float) -> list[Opening]:
     """The gates that are open too late already, the oldest first. longest_s: of a pod that states no moment."""
-    late = [(due_of(pod, longest_s), pod) for pod in pods if pod.is_gated and not pod.is_paused]
+    late = [(due_of(pod, longest_s, now), pod) for pod in pods if pod.is_gated and not pod.is_paused]
     return [Opening(pod, OVERDUE) for due, pod in sorted(late, key=lambda one: (one[0], one[1].uid)) if due <= now]
 
 
-def due_of(pod: Pod, longest_s: float) -> float:
+def due_of(pod: Pod, longest_s: float, now: float) -> float:
     """When a gate is opened at the latest. No pod can state a later moment than longest_s after it was made; of one
-    that was paused the time begins anew when that is taken back."""
-    if pod.resumed_at:
+    that was paused the time begins anew when that is taken back, which is no moment that is still to come."""
+    if 0 < pod.resumed_at <= now + SKEW_S:
         return pod.resumed_at + longest_s
     latest = pod.created + longest_s
     return min(pod.release_by, latest) if pod.release_by else latest
@@ -78,6 +82,11 @@ def due_of(pod: Pod, longest_s: float) -> float:
 def stranded(pods: Iterable[Pod], placeless: Collection[str]) -> list[Opening]:
     """The gates of pods that no node could ever take, by uid."""
     return [Opening(pod, NOWHERE) for pod in pods if pod.is_gated and pod.uid in placeless]
+
+
+def queued(pods: Iterable[Pod]) -> list[Opening]:
+    """The gates of pods that Kueue holds back. Its webhook may have put them into a queue after ours has gated them."""
+    return [Opening(pod, QUEUED) for pod in pods if pod.is_gated and pod.is_ours and pod.queue and not pod.is_paused]
 
 
 def all_gates(pods: Iterable[Pod], why: str) -> list[Opening]:
@@ -111,4 +120,5 @@ def _is_pending(pod: Pod) -> bool:
 
 
 def _is_in_flight(pod: Pod, now: float) -> bool:
-    return _is_pending(pod) and pod.opened_at > now - STUCK_S
+    """What was opened by a clock that is ahead of this one waits no longer for that."""
+    return _is_pending(pod) and abs(now - pod.opened_at) < STUCK_S

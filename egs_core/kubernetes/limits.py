@@ -111,7 +111,8 @@ class Limiting:
 
     def due(self, now: float) -> Iterator[tuple[Pod, Deadline]]:
         """What has its node, and a deadline that is to be written."""
-        for pod in self._listed.values():
+        is_limited = self._rules != NO_RULES or bool(self._pods)
+        for pod in self._listed.values() if is_limited else ():  # most sites limit nothing
             if pod.node and not (pod.is_over or pod.is_leaving):
                 found = self.deadline(pod, now)
                 if found is not None and _is_news(pod, found.seconds, now):

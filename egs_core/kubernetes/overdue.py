@@ -6,7 +6,6 @@ controller is alive it finds nothing to do.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 
 from egs_core.kubernetes import gates
@@ -19,7 +18,8 @@ from egs_core.kubernetes.pods import Pod, pod_of, with_pauses
 def open_overdue(cluster: Cluster, namespaces: Sequence[str], longest_s: float, say: Callable[[str], None]) -> int:
     """Open the gates that are past their release-by time, but of what is paused; limits that pods state are kept. How
     many could not be opened."""
-    limiting, found, now = Limiting(), _listed(cluster, namespaces), time.time()
+    limiting, found = Limiting(), _listed(cluster, namespaces)
+    now = cluster.now()
     limiting.look(found, now)
     return open_all(cluster, gates.overdue(found, now, longest_s), say, limiting)
 
@@ -39,7 +39,7 @@ def open_all(
     for one in openings:
         place = f"{one.pod.namespace}/{one.pod.name}"
         try:
-            now = time.time()
+            now = cluster.now()
             open_gate(cluster, one.pod, one.why, now, limiting.deadline(one.pod, now) if limiting else None)
             say(f"{place}: opened ({one.why})")
         except ApiError as error:

@@ -10,7 +10,6 @@ the pods, so whoever opens gates sees it, whether a controller lives or not, and
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import msgspec
@@ -38,7 +37,7 @@ def pause(cluster: Cluster, asked: Asked) -> Steered:
     """Nothing more of it starts. Raises InputError where there is none of that name or two, and ApiError."""
     found = target_of(cluster, asked)
     what = "pod" if found.is_pod else "stage" if asked.stage else "run"
-    said = f"{what} {moment(time.time())} by {actor_of(cluster)}{asked.reason and ': '}{asked.reason}"
+    said = f"{what} {moment(cluster.now())} by {actor_of(cluster)}{asked.reason and ': '}{asked.reason}"
     notes: dict[str, str | None] = {names.PAUSED: said, names.RESUMED: None}
     if found.workflow:
         _patch_workflow(cluster, asked, found.workflow, suspend=True, notes={names.PAUSED: said})
@@ -50,7 +49,7 @@ def pause(cluster: Cluster, asked: Asked) -> Steered:
 def resume(cluster: Cluster, asked: Asked) -> Steered:
     """It may start again; of a run also what was paused alone. Raises as `pause`."""
     found = target_of(cluster, asked)
-    now = moment(time.time())
+    now = moment(cluster.now())
     pods = [pod_of(one) for one in found.pods]
     if found.is_pod and pods[0].paused.partition(" ")[0] in ("run", "stage"):
         which = pods[0].paused.partition(" ")[0]

@@ -105,7 +105,7 @@ def name_of(raw: Object) -> str:
 
 def note_event(cluster: Cluster, raw: Object, reason: str, message: str) -> None:
     """An event of a pod, which outlives it by an hour. Who may write none does without."""
-    meta, at = part(raw, "metadata"), moment(time.time())
+    meta, at = part(raw, "metadata"), moment(cluster.now())
     about = {"apiVersion": "v1", "kind": "Pod", "name": name_of(raw), "namespace": text(meta, "namespace")}
     body: dict[str, Any] = {
         "apiVersion": "v1",

@@ -81,7 +81,7 @@ class Webhook:
         if self.is_healthy and text(request, "operation") == "CREATE":
             rules = self._rules if self._has_class else Rules(self._rules.release_by_s)
             pod = part(request, "object")
-            patch = patch_of(pod, rules, time.time())
+            patch = patch_of(pod, rules, self._cluster.now())
             if patch and not request.get("dryRun"):
                 meta = part(pod, "metadata")
                 name = text(meta, "name") or text(meta, "generateName")

@@ -80,8 +80,8 @@ class Site:
             path = f"{meta['name']}?fieldManager=egs-test"
             self.admin.patch(kind, path, one, meta.get("namespace", ""), APPLY)
 
-    def account(self, name: str) -> Cluster:
-        """The cluster, as one of our service accounts."""
+    def account(self, name: str, ahead_s: float = 0.0) -> Cluster:
+        """The cluster, as one of our service accounts, on a machine whose clock is so far ahead."""
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 3600}}
         kind = Kind(f"/api/v1/namespaces/{self.of.namespace}/serviceaccounts/{name}", "token", False)
         token = self.admin.create(kind, body)["status"]["token"]
@@ -90,7 +90,7 @@ class Site:
             one["user"] = {"token": token}
         file = self.folder / f"{name}.yaml"
         file.write_text(yaml.safe_dump(config))
-        return Cluster(file)
+        return Cluster(file, clock=lambda: time.time() + ahead_s)
 
     def add(self, name: str, **stated: Any) -> Pod:
         spec = {**HERE, "nodeSelector": {"egs-test": self.name}, **stated.pop("spec", {})}
@@ -149,11 +149,11 @@ def understood(site: Site) -> list[str]:
 
 
 @contextmanager
-def controlled(site: Site, says: str = "", **stated: Any) -> Iterator[Controller]:
-    """A controller under its own account, which says nothing, or this."""
+def controlled(site: Site, says: str = "", ahead_s: float = 0.0, **stated: Any) -> Iterator[Controller]:
+    """A controller under its own account, which says nothing, or this; its clock is so far ahead."""
     settings = Settings((site.name,), lease_namespace=site.of.namespace, identity="test", **stated)
     said: list[str] = []
-    found = Controller(site.account(names.CONTROLLER), settings, said.append)
+    found = Controller(site.account(names.CONTROLLER, ahead_s), settings, said.append)
     thread = threading.Thread(target=found.run, daemon=True)
     thread.start()
     try:

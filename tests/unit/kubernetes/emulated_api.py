@@ -12,7 +12,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,17 @@ from urllib.parse import parse_qs, urlsplit
 
 import yaml
 
+from egs_core.kubernetes.pods import moment
+
 LIMIT_S = 120.0
 GATE = "egs.io/order"
 
 
 class EmulatedApi:
     """Objects by kind and name. gone: how many of the next watches are answered with 410; cut: ends all watches;
-    conflicts: how many of the next patches are refused with 409; lost: of how many what was done is not answered."""
+    conflicts: how many of the next patches are refused with 409; lost: of how many what was done is not answered.
+    refused: how many of the next objects are not made, with 500, as where a webhook does not answer; ahead_s: of the
+    true time is its clock, by which objects are made and answers dated."""
 
     def __init__(self, folder: Path) -> None:
         self.changed = threading.Condition()
@@ -35,6 +38,8 @@ class EmulatedApi:
         self.version = 1
         self.gone = 0
         self.cuts = self.conflicts = self.lost = 0
+        self.refused = 0
+        self.ahead_s = 0.0
         self.down = False
         self.patches: list[tuple[str, Any]] = []
         self.deleted: list[str] = []
@@ -69,9 +74,13 @@ class EmulatedApi:
         made = copy.deepcopy(raw)
         meta = made["metadata"]
         meta.setdefault("uid", str(uuid.uuid4()))
-        meta.setdefault("creationTimestamp", datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"))
+        meta.setdefault("creationTimestamp", moment(self.now()))
         self._write(plural, made, "ADDED")
         return made
+
+    def now(self) -> float:
+        """Unix time, by its clock."""
+        return time.time() + self.ahead_s
 
     def change(self, plural: str, name: str, act: Callable[[dict[str, Any]], None]) -> None:
         with self.changed:
@@ -145,6 +154,9 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
         pass
 
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        return super().date_time_string(self.server_api.now() if timestamp is None else timestamp)
+
     def do_GET(self) -> None:
         plural, namespace, name, query = self._asked()
         api = self.server_api
@@ -166,8 +178,13 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         plural, namespace, _, _ = self._asked()
         body = self._body()
+        if namespace:
+            body["metadata"].setdefault("namespace", namespace)
         if plural == "selfsubjectreviews":
             self._answer(201, {"status": {"userInfo": {"username": "ann"}}})
+        elif self.server_api.refused:
+            self.server_api.refused -= 1
+            self._refuse(500, "failed calling webhook")
         elif (namespace, body["metadata"]["name"]) in self.server_api.objects.get(plural, {}):
             self._refuse(409, "already exists")
         else:

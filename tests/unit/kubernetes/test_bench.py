@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("kubernetes", reason="the client of Kubernetes is not installed")
 
 from benchmarks.kubernetes import FORMS, SIDES, run_of, side_of, suite, summarise
-from benchmarks.kubernetes_world import Outcome, Side, Task, is_inverted, pod_of_task, ranked
+from benchmarks.kubernetes_world import Outcome, Side, Task, World, is_inverted, pod_of_task, ranked
 from egs_core.kubernetes.pods import pod_of
+from tests.unit.kubernetes.emulated_api import LIMIT_S, EmulatedApi
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -96,3 +101,54 @@ def test_a_mixed_suite_has_the_same_forms_whether_or_not_the_others_are_split() 
     assert [run for run in whole if not run[0].path] == [run for run in split if not run[0].path]
     assert [len(run) for run in whole if run[0].path] == [39] * 3
     assert [len(run) for run in split if run[0].path] == [84] * 3
+
+
+CHAIN = ranked([Task((), 0, 0.1, 0.1), Task((0,), 1, 0.1, 0.1), Task((1,), 0, 0.1, 0.1)])
+
+
+@contextmanager
+def emulated(folder: Path, limit_s: float = LIMIT_S) -> Iterator[tuple[EmulatedApi, World]]:
+    """A world of two runs, whose pods nothing gives a node."""
+    api = EmulatedApi(folder)
+    try:
+        world = World(api.kubeconfig, Side(), [CHAIN, CHAIN], Outcome("native", 0), 4, limit_s=limit_s)
+        api.add("serviceaccounts", {"metadata": {"name": "default", "namespace": world.name}})
+        world.set_up()
+        try:
+            yield api, world
+        finally:
+            world.tear_down()
+    finally:
+        api.close()
+
+
+def test_a_pod_that_is_refused_for_a_moment_is_made_all_the_same(tmp_path: Path) -> None:
+    """As Kueue's webhook is late where it has little processor. A run without it would never end, and nobody would say
+    why; the same where what its kubelet says is not taken, or taken and not answered."""
+    over = threading.Event()
+    with emulated(tmp_path) as (api, world):
+
+        def schedule() -> None:
+            while not over.wait(0.02):
+                for name, raw in api.all("pods").items():
+                    if not raw["spec"].get("nodeName"):
+                        api.bind(name, f"{world.name}-0")
+
+        api.refused, api.conflicts, api.lost = 3, 2, 2
+        thread = threading.Thread(target=schedule)
+        thread.start()
+        try:
+            world.run()
+        finally:
+            over.set()
+            thread.join()
+        assert {raw["status"]["phase"] for raw in api.all("pods").values()} == {"Succeeded"}
+        assert len(api.all("pods")) == 2 * len(CHAIN)
+        assert world.again >= 3
+
+
+def test_a_side_that_does_not_end_says_what_each_pod_waits_for(tmp_path: Path) -> None:
+    """After the seconds that it has."""
+    with emulated(tmp_path, 1.0) as (_, world), pytest.raises(SystemExit) as given_up:
+        world.run()
+    assert str(given_up.value) == "native: 0 of 2 runs have ended after 1 s; without a node: pod-0-0, pod-1-0"
