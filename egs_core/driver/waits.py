@@ -52,7 +52,7 @@ class Wait(msgspec.Struct, eq=False):
 class WaitRecords:
     """See the module. Call `after` when the engine has handled an event, and `granted` for every grant."""
 
-    def __init__(self, state: State, explain: Explain, emit: Callable[[r.Record], None], names: Names) -> None:
+    def __init__(self, state: State, explain: Explain, emit: Callable[[int, r.Record], None], names: Names) -> None:
         self._state, self._explain, self._emit, self._names = state, explain, emit, names
         self._classes: dict[Hashable, Class] = {}
         self._waits: dict[int, Wait] = {}
@@ -110,13 +110,14 @@ class WaitRecords:
 
     def _begin(self, phase: int, now: float) -> None:
         state = self._state
-        attempt, ready_at, names = state.attempt[state.task_of[phase]], state.ready_at[phase], self._names(phase)
-        self._emit(r.Ready(ready_at, *names, attempt))
+        task, ready_at, names = state.task_of[phase], state.ready_at[phase], self._names(phase)
+        attempt, number = state.attempt[task], state.task_workload[task]
+        self._emit(number, r.Ready(ready_at, *names, attempt))
         one = self._class_of(phase)
         one.waiting[phase] = None
         if now - one.asked_at >= ASK_AGAIN_S and (len(one.waiting) == 1 or self._had_reasons or self._reasons_change()):
             self._ask(one, now)
-        self._emit(r.Held(ready_at, *names, *one.changes[-1][1:]))
+        self._emit(number, r.Held(ready_at, *names, *one.changes[-1][1:]))
         self._waits[phase] = Wait(attempt, one, len(one.changes))
         if phase in state.paused:
             self._pause(phase, self._waits[phase], now)
@@ -166,16 +167,20 @@ class WaitRecords:
                 self._pause(phase, wait, now)
                 continue
             wait.is_paused, wait.written = False, len(wait.of.changes)
-            self._emit(r.Held(now, *self._names(phase), *wait.of.changes[-1][1:]))
+            self._tell(phase, now, *wait.of.changes[-1][1:])
 
     def _pause(self, phase: int, wait: Wait, now: float) -> None:
         self._catch_up(phase, wait)
         wait.is_paused = True
-        self._emit(r.Held(now, *self._names(phase), "paused", self._explain(self._state.task_of[phase]).text))
+        self._tell(phase, now, "paused", self._explain(self._state.task_of[phase]).text)
 
     def _catch_up(self, phase: int, wait: Wait) -> None:
         if wait.is_paused:
             return
         for at, kind, text, waiting_for in wait.of.changes[wait.written :]:
-            self._emit(r.Held(at, *self._names(phase), kind, text, waiting_for))
+            self._tell(phase, at, kind, text, waiting_for)
         wait.written = len(wait.of.changes)
+
+    def _tell(self, phase: int, at: float, kind: str, text: str, waiting_for: tuple[str, ...] = ()) -> None:
+        number = self._state.task_workload[self._state.task_of[phase]]
+        self._emit(number, r.Held(at, *self._names(phase), kind, text, waiting_for))

@@ -26,9 +26,7 @@ def add_driver_routes(app: FastAPI, sharing: Sharing) -> None:
 
     @app.post("/v1/drivers/{driver}/batch", response_class=JSONResponse)
     async def batch(who: Who, driver: DriverId, request: Request) -> Response:
-        body = await request.body()
-        found = await sharing.ask(lambda pools: pools.batch(who, driver, body))
-        return Response(found, media_type="application/json")
+        return Response(await sharing.batch(who, driver, await request.body()), media_type="application/json")
 
     @app.post("/v1/drivers/{driver}/poll", response_class=JSONResponse)
     async def poll(who: Who, driver: DriverId, ask: c.Poll) -> Response:

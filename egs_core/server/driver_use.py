@@ -8,6 +8,7 @@ Kept as long as the server's process: frameworks' books have what is durable.
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 
 from egs_core.client.driver_use import DriverUse, UsedBy
@@ -68,19 +69,20 @@ class DriverUses:
 
     def __init__(self, zero: float) -> None:
         self._zero = zero
-        self._counted: dict[tuple[str, str, tuple[str, str]], float] = {}
+        self._counted = OrderedDict[tuple[str, str, tuple[str, str]], float]()
+        """The oldest first, which a plain dict of which many are gone looks for long."""
         self._kept = Stretches(FINE_S, FINE_FOR_S), Stretches(COARSE_S, COARSE_FOR_S)
 
     def over(self, part: Held) -> None:
         """What a task has held."""
         until = part.until or 0.0
-        task = _task(part)
-        self._counted.pop(task, None)
+        task, key = _task(part), _key(part)
         self._counted[task] = until
+        self._counted.move_to_end(task)
         if len(self._counted) > MOST_TASKS:
-            del self._counted[next(iter(self._counted))]
+            self._counted.popitem(last=False)
         for kept in self._kept:
-            kept.add(_key(part), part, until)
+            kept.add(key, part, until)
 
     def counted_until(self, part: Held) -> float:
         """Of a task that a driver has brought along: it may have left and come back; minus infinity

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import secrets
+import threading
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
-from typing import Any
 
 from egs_core.client import messages as c
 from egs_core.engine.specs import QueueSpec
@@ -15,6 +14,8 @@ from egs_core.server.principals import Principal
 from egs_core.server.spending import Spending
 from egs_core.site.sharing import Shell
 from egs_core.site.spanning import Spanning
+
+SHORT_BYTES = 16 * 1024  # of a batch that is answered in a few milliseconds
 
 
 class Sharing(Shell[Pools]):
@@ -25,12 +26,16 @@ class Sharing(Shell[Pools]):
         queues: tuple[QueueSpec, ...] = (),
         team_of_queue: Mapping[str, str] | None = None,
         spanning: Spanning | None = None,
-        lock: AbstractContextManager[Any] | None = None,
+        lock: threading.Lock | None = None,
         spending: Spending | None = None,
         gather_s: float | None = None,
     ) -> None:
         epoch = secrets.token_hex(8)
         super().__init__(Pools(queues, epoch, time.time(), team_of_queue, spanning, spending, gather_s), lock)
+
+    async def batch(self, who: Principal, driver: str, body: bytes) -> bytes:
+        """What a driver tells and asks: encoded `Answers`."""
+        return await self.ask(lambda pools: pools.batch(who, driver, body), is_short=len(body) <= SHORT_BYTES)
 
     async def poll(self, who: Principal, driver: str, ask: c.Poll) -> bytes:
         """What a driver is told, held back for a while where there is nothing: encoded `Messages`."""

@@ -112,7 +112,9 @@ class Simulation:
         self._learner = learner if config.durations is Durations.PREDICTED else None
         self._place_of: dict[int, tuple[int, int]] = {}  # phase -> place of its workload, number in its graph
         self._phases_of: dict[int, list[int]] = {}  # and back; both only for the learner
-        self._log = RunRecords(self.state, self.records.append, self.engine.explain) if config.records else None
+        self._log: RunRecords | None = None
+        if config.records:
+            self._log = RunRecords(self.state, lambda _, record: self.records.append(record), self.engine.explain)
         self._random = random.Random(config.seed)
         self._trace = Trace(self.state, config)
         self._events: list[tuple[float, int, m.Event]] = []

@@ -14,6 +14,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -75,29 +76,33 @@ class Driver:
         (self._ends if is_end else self._decided).append((told, now))
 
     def record(self, record: r.Record) -> None:
-        self._post(record=record)
+        self._post(wire.Message(self._next(), record=record))  # type: ignore[arg-type]  # every record is one of them
 
     def mark(self, number: int) -> None:
-        self._post(mark=number)
+        self._post(wire.Message(self._next(), mark=number))
 
     def ask(self, request: s.Asked) -> None:
-        self._post(asked=request)
+        self._post(wire.Message(self._next(), asked=request))
 
     def flush(self) -> None:
         """What was decided goes out, first what may start."""
-        for told, now in (*self._decided, *self._ends):
-            self._post(now=now, told=told)
-        self._decided, self._ends = [], []
+        if self._decided or self._ends:
+            for told, now in (*self._decided, *self._ends):
+                self._post(wire.Message(self._next(), now, told))
+            self._decided, self._ends = [], []
 
     def fetch(self, ack: int) -> tuple[wire.Message, ...]:
         """What has not arrived."""
         while self.outbox and self.outbox[0].number <= ack:
             self.outbox.popleft()
-        return tuple([self.outbox[n] for n in range(min(len(self.outbox), MOST_AT_ONCE))])
+        return tuple(islice(self.outbox, MOST_AT_ONCE))
 
-    def _post(self, **what: Any) -> None:
+    def _next(self) -> int:
         self._number += 1
-        self.outbox.append(wire.Message(self._number, **what))
+        return self._number
+
+    def _post(self, message: wire.Message) -> None:
+        self.outbox.append(message)
         self.is_news = True
 
 
@@ -161,8 +166,7 @@ class Pool:
             self.held = None
 
     def _driver_of(self, task: int) -> Driver | None:
-        seat = self.shared.owner(task)
-        return next((one for one in self.drivers.values() if one.seat is seat), None)
+        return self.drivers.get(self.shared.owner(task).prefix.removesuffix("."))
 
     def closes(self) -> None:
         """It has no drivers any more."""

@@ -63,11 +63,13 @@ class SharedEngine:
     ) -> None:
         self.engine = engine
         self.state = engine.state
-        self.records = RunRecords(engine.state, self._record, engine.explain if logs_waits else None)
+        self._called: list[str] = []  # by workload number: what its holder calls it
+        explain = engine.explain if logs_waits else None
+        self.records = RunRecords(engine.state, self._record, explain, self._called.__getitem__)
         self.handle, self.now = handle, now
         self._seats: list[Seat] = []
         self._owners: list[Seat] = []  # by workload number
-        self._names: dict[str, Seat] = {}  # by the engine's id of the workload
+        self._known: set[str] = set()  # the engine's ids of workloads
         self._open: dict[int, int] = {}  # workload not settled -> its open tasks as last seen
         self._dropped: set[int] = set()
 
@@ -106,9 +108,10 @@ class SharedEngine:
 
     def take_workload(self, seat: Seat, event: m.WorkloadSubmitted) -> None:
         """A workload of a holder, by the engine's id; a repeated one changes nothing."""
-        if event.workload not in self._names:
-            self._names[event.workload] = seat
+        if event.workload not in self._known:
+            self._known.add(event.workload)
             self._owners.append(seat)
+            self._called.append(event.workload.removeprefix(seat.prefix))
             seat.workloads.append(event.workload)
         self.handle(event)
 
@@ -206,10 +209,8 @@ class SharedEngine:
             self._dropped.update(found)
             seat.tell_end(s.Dropped(tuple(found)), now)
 
-    def _record(self, record: r.Record) -> None:
-        seat = self._names.get(getattr(record, "workload", ""))
-        if seat is not None:
-            seat.record(record)
+    def _record(self, workload: int, record: r.Record) -> None:
+        self._owners[workload].record(record)
 
 
 class Seat:
@@ -319,10 +320,11 @@ class Seat:
 
     def _ranked(self, phase: int) -> s.Ranked:
         state = self._shared.state
-        workload, name, index = self._shared.records.names(phase)
+        _, name, index = self._shared.records.names(phase)
         task = state.task_of[phase]
+        workload = state.workloads[state.task_workload[task]].id.removeprefix(self.prefix)
         attempt, rank_s, ready_at = state.attempt[task], state.rank_s[phase], state.ready_at[phase]
-        return s.Ranked(phase, task, attempt, workload.removeprefix(self.prefix), name, index, rank_s, ready_at)
+        return s.Ranked(phase, task, attempt, workload, name, index, rank_s, ready_at)
 
     # --- what the holder is told ---
 
@@ -335,10 +337,7 @@ class Seat:
             self._listener.tell(told, now, is_end=True)
 
     def record(self, record: r.Record) -> None:
-        """A record that has the engine's name of a workload, as the holder's run log has it."""
-        if self.is_open and self.prefix:
-            workload = getattr(record, "workload", "").removeprefix(self.prefix)
-            record = msgspec.structs.replace(record, workload=workload)
+        """A record of its work."""
         if self.is_open:
             self._listener.record(record)
 

@@ -7,8 +7,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
-from typing import Any, Generic, TypeVar
+from contextlib import suppress
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -24,7 +24,7 @@ class Shell(Generic[P]):
     """See the module. Its coroutines are for one event loop. lock: for whoever decides about the same quotas; without
     one the pools are asked on the loop itself, which is sooner, where nothing else needs it to be quick."""
 
-    def __init__(self, pools: P, lock: AbstractContextManager[Any] | None = None) -> None:
+    def __init__(self, pools: P, lock: threading.Lock | None = None) -> None:
         self._pools, self._has_thread = pools, lock is not None
         self._origin = time.monotonic()
         self._lock = lock or threading.Lock()
@@ -37,31 +37,41 @@ class Shell(Generic[P]):
         """That wait for something to be told."""
         return len(self._waiting)
 
-    async def ask(self, question: Callable[[P], T]) -> T:
-        """The answer; then who waits for what it has caused is woken."""
+    async def ask(self, question: Callable[[P], T], *, is_short: bool = False) -> T:
+        """The answer; then who waits for what it has caused is woken. is_short: it takes a few milliseconds at most, so
+        the loop finds it itself, which is sooner than a thread would, if nobody else is being answered."""
         try:
-            return await asyncio.to_thread(self._asked, question) if self._has_thread else self._asked(question)
+            if (is_short or not self._has_thread) and self._lock.acquire(blocking=False):
+                return self._asked(question)
+            return await asyncio.to_thread(self._waited, question)
         finally:
             while self._news:
                 if (waiting := self._waiting.get(self._news.popleft())) is not None:
                     waiting.set()
 
+    def _waited(self, question: Callable[[P], T]) -> T:
+        self._lock.acquire()
+        return self._asked(question)
+
     def _asked(self, question: Callable[[P], T]) -> T:
-        with self._lock:
+        """With the lock, which it gives back."""
+        try:
             self._pools.at(time.monotonic() - self._origin)
             try:
                 return question(self._pools)
             finally:
                 self._news.extend(self._pools.take_news())
+        finally:
+            self._lock.release()
 
     async def fetch(self, driver: str, fetch: Callable[[P], tuple[wire.Message, ...]], wait_s: float) -> bytes:
         """What a driver is told, held back for a while where there is nothing: encoded `Messages`."""
         news = self._waiting[driver] = asyncio.Event()  # of one poll a driver: an earlier one has been given up
-        found = await self.ask(fetch)
+        found = await self.ask(fetch, is_short=True)
         if not found and wait_s > 0 and not self._is_closing:
             with suppress(TimeoutError):
                 await asyncio.wait_for(news.wait(), wait_s)
-            found = await self.ask(fetch)
+            found = await self.ask(fetch, is_short=True)
         if self._waiting.get(driver) is news:
             del self._waiting[driver]
         return msgspec.json.encode(wire.Messages(found))

@@ -100,6 +100,8 @@ def select_devices(node: Node, shape: Shape) -> tuple[int, ...] | None:
         usable = [device for device in range(node.gpus) if node.slice_of(shape, device)]
         return (min(usable, key=lambda i: (node.devices[i], i)),) if usable else None
     tracked = node.gpu_memory_bytes != UNTRACKED
+    if shape.gpu_milli == WHOLE_DEVICE and not tracked and len(node.devices) == node.gpus:  # as mostly
+        return (node.devices.index(WHOLE_DEVICE),) if WHOLE_DEVICE in node.devices else None
     share = min(shape.gpu_milli, WHOLE_DEVICE)
     usable = [
         i

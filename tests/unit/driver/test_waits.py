@@ -32,7 +32,7 @@ class Site:
     def __init__(self, gpus: int = 1) -> None:
         self.engine = Engine()
         self.records: list[Record] = []
-        self.log = RunRecords(self.engine.state, self.records.append, self.engine.explain)
+        self.log = RunRecords(self.engine.state, lambda _, record: self.records.append(record), self.engine.explain)
         self.send(m.NodeAdded("n", cpus=8, gpus=gpus), 0.0)
         self.send(m.WorkloadSubmitted("w"), 0.0)
 

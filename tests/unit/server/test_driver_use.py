@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import defaultdict
 from contextlib import suppress
@@ -12,7 +13,7 @@ import pytest
 from egs_core.client.driver_use import DriverUse
 from egs_core.engine import messages as m
 from egs_core.graph.columns import GPU, Graph, Shape
-from egs_core.server.driver_use import FINE_S, MOST_KEYS, Stretches
+from egs_core.server.driver_use import FINE_S, MOST_KEYS, DriverUses, Stretches
 from egs_core.server.pools import Pools
 from egs_core.server.principals import Principal
 from egs_core.server.runs import Refusal
@@ -99,6 +100,24 @@ def test_what_a_driver_brings_along_counts_since_it_began_and_once() -> None:
     wait(pools, 140.0, 150.0)
     assert sums(use(pools)) == {"red": (250.0, 250.0)}
     assert use(pools).gpus == 1.0
+
+
+def test_what_was_counted_last_is_known_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three tasks that are remembered the one that ended first is forgotten; one that ended again is the newest."""
+    monkeypatch.setattr("egs_core.server.driver_use.MOST_TASKS", 3)
+    pools = Pools((), EPOCH, 0.0)
+    owner = pools._drivers[Client(pools, ANN, "a").id]
+    uses = DriverUses(0.0)
+    parts = {name: Held(owner, ("w", name), 1, "n", 1.0, 0.0) for name in "abcd"}
+    for at, name in enumerate("abcad", start=1):
+        parts[name].until = float(at)
+        uses.over(parts[name])
+    assert {name: uses.counted_until(part) for name, part in parts.items()} == {
+        "a": 4.0,
+        "b": -math.inf,
+        "c": 3.0,
+        "d": 5.0,
+    }
 
 
 @pytest.mark.parametrize("seed", range(3))

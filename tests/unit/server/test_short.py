@@ -1,16 +1,20 @@
-"""The short way of submit, beat, claim and end answers as FastAPI's routes do: each request here takes both ways."""
+"""The short way of submit, beat, claim and end, and of drivers' batches and polls, answers as FastAPI's routes do: each
+request here takes both ways."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
 from egs_core.client.messages import PROTOCOL_HEADER
+from egs_core.engine import messages as m
 from egs_core.server.short import ShortWay
+from egs_core.site import wire
 from tests.unit.server.asgi import Running
 from tests.unit.server.test_app import OWN, TCP, Served, request
 
@@ -82,16 +86,20 @@ WRONG = {
     "an end": b'{"token": 1, "outcome": "succeeded", "exit_code": 0}',
     "a beat": b'{"seen": 3}',
     "twice": b'{"token": 1, "token": 2}',
+    "a poll": b'{"epoch": "x"}',
+    "a poll of no length": b'{"epoch": "x", "wait_s": NaN}',
+    "a batch": b'{"epoch": "x", "seq": 1, "items": []}',
 }
 
 
 @pytest.mark.parametrize("body", WRONG.values(), ids=WRONG.keys())
 def test_what_is_wrong_is_told_the_same(served: Served, body: bytes) -> None:
-    """Status, text and headers, for each of the four, for runs that are not there and ids that cannot be, by somebody
-    who is known and by nobody."""
+    """Status, text and headers, for each of the six, for runs and drivers that are not there and ids that cannot be, by
+    somebody who is known and by nobody."""
     places = ["/v1/runs"]
-    for run in ("999", "0" * 33, "x%2Fy", ""):
-        places += [f"/v1/runs/{run}/{verb}" for verb in ("beat", "claim", "end")]
+    for one in ("999", "0" * 33, "x%2Fy", ""):
+        places += [f"/v1/runs/{one}/{verb}" for verb in ("beat", "claim", "end")]
+        places += [f"/v1/drivers/{one}/{verb}" for verb in ("batch", "poll")]
     for place in places:
         for peer in (OWN, TCP):
             short, long = both_ways(served, place, body, [JSON], peer)
@@ -142,9 +150,25 @@ def test_a_run_is_told_the_same(served: Served) -> None:
         assert (short[0], b"pr\xc3\xa9" in short[1]) == (200, True)
 
 
+def test_a_driver_is_told_the_same(served: Served) -> None:
+    """A batch, which has its answer once, and what is fetched then: the same told again on the long way."""
+    ask = {"key": "short-way-driver", "framework": "test", "pool": "short"}
+    driver = served.main.post("/v1/drivers", json=ask).json()
+    node = wire.Reported(m.NodeAdded("n\u2713", cpus=1.0, gpus=2))
+    items = (node, wire.Reported(m.WorkloadSubmitted("w")), wire.Workload("w"), wire.Workload("none"), wire.Mark(7))
+    batch = msgspec.json.encode(wire.Batch(driver["epoch"], 1, items, 0))
+    poll = msgspec.json.encode({"epoch": driver["epoch"]})
+    for verb, body, wanted in (("batch", batch, b"open_tasks"), ("poll", poll, b'"mark":7')):
+        short, long = both_ways(served, f"/v1/drivers/{driver['id']}/{verb}", body, [JSON], OWN)
+        assert short == long
+        assert (short[0], wanted in short[1], "n\u2713".encode() in short[1]) == (200, True, True)
+
+
 def test_what_is_plain_takes_the_short_way(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not FastAPI's route: that one is not even called. A wrong request reaches it."""
     called: list[str] = []
+    ask = {"key": "plain-driver-key", "framework": "test", "pool": "plain"}
+    driver = served.main.post("/v1/drivers", json=ask).json()
 
     async def handle(self: APIRoute, *_: object) -> None:
         called.append(self.path)
@@ -153,6 +177,9 @@ def test_what_is_plain_takes_the_short_way(served: Served, monkeypatch: pytest.M
     run = served.main.post("/v1/runs", json=request("plain-key")).json()
     for verb in ("beat", "claim", "end"):
         served.main.post(f"/v1/runs/{run['id']}/{verb}", json={"token": run["lease"]["token"], **_more(verb)})
+    batch = msgspec.json.decode(msgspec.json.encode(wire.Batch(driver["epoch"], 1, ())))
+    for verb, body in (("batch", batch), ("poll", {"epoch": driver["epoch"]})):
+        assert served.main.post(f"/v1/drivers/{driver['id']}/{verb}", json=body).status_code == 200
     assert (called, run["state"]) == ([], "granted")
     served.main.post("/v1/runs", json={})
     assert called == ["/v1/runs"]
