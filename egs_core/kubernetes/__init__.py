@@ -2,6 +2,7 @@
 
 names        labels, annotations and the gate, as pods carry them
 pods         pods and nodes as values; stated: the limits that they state; places: on which nodes a pod may run
+devices      what drivers offer and claims ask (DRA); selectors: which devices a claim means; room: what a node has
 workflows    Argo's Workflows as values; paths: how long the run of a pod goes on from its start
 seen         what a list of pods means for an engine that was told of an earlier one
 gates        which gates are opened now, and which are overdue
@@ -16,6 +17,7 @@ admission    what the webhook writes into a pod that is about to be made
 session      a site (`egs_core.site`) that is told of the pods of a cluster
 joining      the same at the site server that `EGS_URL` names, and what becomes of it without
 cluster      the API server: list, watch, patch; mirror: what was listed, kept up to date by watches
+claiming     devices and claims, put into nodes and pods
 leader       one of several controllers leads, by a Lease
 controller   the loop; kueue: its part for what waits in Kueue; opening: what both write; writing: a few at a time
 overdue      the second process, which opens what is overdue

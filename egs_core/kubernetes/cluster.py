@@ -50,6 +50,9 @@ WHO_AM_I = Kind("/apis/authentication.k8s.io/v1", "selfsubjectreviews", False)
 EVENTS = Kind("/api/v1", "events")
 WEBHOOKS = Kind("/apis/admissionregistration.k8s.io/v1", "mutatingwebhookconfigurations", False)
 PRIORITY_CLASSES = Kind("/apis/scheduling.k8s.io/v1", "priorityclasses", False)
+_DRA = "/apis/resource.k8s.io/v1"
+SLICES, DEVICE_CLASSES = Kind(_DRA, "resourceslices", False), Kind(_DRA, "deviceclasses", False)
+CLAIMS, CLAIM_TEMPLATES = Kind(_DRA, "resourceclaims"), Kind(_DRA, "resourceclaimtemplates")
 
 
 class ApiError(Exception):

@@ -20,6 +20,7 @@ import msgspec
 
 from egs_core.kubernetes import foreseen, gates, names, placeholders, places, telling
 from egs_core.kubernetes.capacity import Ahead, Capacity
+from egs_core.kubernetes.claiming import Claiming
 from egs_core.kubernetes.cluster import NODES, PODS, WORKFLOWS, ApiError, Cluster
 from egs_core.kubernetes.coming import to_come
 from egs_core.kubernetes.images import PULL_S, node_with_images, pod_with_images
@@ -86,6 +87,7 @@ class Controller:
         pod_made, node_made = (pod_with_images, node_with_images) if settings.preloads else (pod_of, node_of)
         self._pods = Mirror(cluster, PODS, pod_made, self._woken.set, watch_s=watch_s)
         self._nodes = Mirror(cluster, NODES, node_made, self._woken.set, watch_s=watch_s)
+        self._claiming = Claiming(cluster, self._woken.set, watch_s)
         self._queues = Queues(cluster, self._woken.set, self._note, watch_s) if settings.with_kueue else None
         running = f"{names.ARGO_OVER}!=true"
         self._workflows = Mirror(
@@ -127,7 +129,7 @@ class Controller:
     def run(self) -> None:
         """Until `stop`."""
         self.leader.start()
-        mirrors = [self._pods, self._nodes, self._workflows]
+        mirrors = [self._pods, self._nodes, self._workflows, *self._claiming.mirrors]
         mirrors += self._queues.mirrors if self._queues is not None else []
         mirrors += [self._preloads] if self._preloading is not None else []
         for mirror in mirrors:
@@ -182,8 +184,10 @@ class Controller:
 
     def step(self, now: float) -> None:
         """Tell what is new, open what may be opened. now: Unix time, of the API server."""
-        pods, nodes = self._served(), list(self._nodes.items().values())
-        listed, stand_ins = self._capacity.split(self._pods.items())
+        everything, nodes = self._claiming.applied(self._pods.items(), self._nodes.items().values(), now)
+        self._note("devices", self._claiming.problem)
+        pods = self._served(everything)
+        listed, stand_ins = self._capacity.split(everything)
         others = {uid: msgspec.structs.replace(pod, run="") for uid, pod in listed.items() if uid not in pods}
         self._limiting.look(pods.values(), now)
         self._open(gates.overdue(pods.values(), now, self._settings.longest_s), in_line=True)
@@ -195,7 +199,7 @@ class Controller:
             if not self._is_servers(error):
                 self._note("engine", f"{type(error).__name__}: {error}: all gates are opened")
                 self._drop_sessions()
-                self._open(gates.all_gates(self._served().values(), gates.ALONE), in_line=True)
+                self._open(gates.all_gates(self._served(self._pods.items()).values(), gates.ALONE), in_line=True)
         self._limit(now)
         self._tell_why(pods, now)
         self._preload({**others, **pods}, nodes, now)
@@ -209,9 +213,9 @@ class Controller:
         self._note("workflows", f"{problem}; pods go by their labels" if problem.startswith(FORBIDDEN) else "")
         return self._traces.applied(pods, self._workflows.items().values())
 
-    def _served(self) -> dict[str, Pod]:
-        """By uid, as they are listed now."""
-        return with_pauses({uid: pod for uid, pod in self._pods.items().items() if self._serves(pod)})
+    def _served(self, pods: dict[str, Pod]) -> dict[str, Pod]:
+        """Of these, by uid."""
+        return with_pauses({uid: pod for uid, pod in pods.items() if self._serves(pod)})
 
     def _serves(self, pod: Pod) -> bool:
         return pod.is_ours and (not self._settings.namespaces or pod.namespace in self._settings.namespaces)

@@ -100,6 +100,7 @@ def _rights(of: Installation) -> list[Object]:
         _rule("", ["pods", "nodes"], READ),
         _rule(kueue, ["workloads", "localqueues", "clusterqueues"], READ),
         _rule("argoproj.io", ["workflows"], READ),
+        _rule("resource.k8s.io", ["resourceslices", "resourceclaims", "deviceclasses"], READ),
         _rule("scheduling.k8s.io", ["priorityclasses"], ["get"]),
         {**_rule("admissionregistration.k8s.io", ["mutatingwebhookconfigurations"], ["get", "patch"]),
          "resourceNames": [names.CONTROLLER]},

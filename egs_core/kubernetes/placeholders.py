@@ -120,6 +120,8 @@ def to_stand_for(pods: Mapping[str, Pod], order: Sequence[str], to_come: Iterabl
     found = []
     for one in waiting(pods, order):
         pod = pods[one.owner.uid]
+        if pod.claimed:
+            continue  # a placeholder claims nothing
         takes_s = STAYS_S if pod.gang else one.takes_s
         found.append(msgspec.structs.replace(one, takes_s=takes_s, gpu=pod.gpu, is_seen=is_opened(pod)))
     return [*found, *to_come]

@@ -1,6 +1,7 @@
 """On which nodes a pod may run, and nodes of one kind as a flavor for the engine.
 
-Only labels that some pod's demands name tell nodes apart: others, such as a node's own name, would make each a kind.
+Only labels that some pod's demands name tell nodes apart: others, such as a node's own name, would make each a kind. So
+do devices that drivers offer (DRA): a kind has what some pod's request would take.
 """
 
 from __future__ import annotations
@@ -10,26 +11,35 @@ import json
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+import msgspec
+
+from egs_core.kubernetes.devices import PLUGIN, Tier, asked, flavors_for
 from egs_core.kubernetes.pods import Node, Pod
 
 NAME_FIELD = "metadata.name"
+Key = str | Tier
+"""By which nodes are told apart: a label, or what a request would take of their devices."""
 
 
-def keys_of(wheres: Iterable[str]) -> frozenset[str]:
-    """The node labels that these demands name."""
-    found: set[str] = set()
+def keys_of(wheres: Iterable[str]) -> frozenset[Key]:
+    """The node labels that these demands name, and their requests of devices, whatever their number."""
+    found: set[Key] = set()
     for where in wheres:
         stated = json.loads(where) if where else {}
         found.update(stated.get("select", ()))
         for term in stated.get("terms", ()):
             found.update(str(one.get("key")) for one in term.get("matchExpressions") or ())
             found.update(str(one.get("key")) for one in term.get("matchFields") or ())
+        found.update(msgspec.structs.replace(tier, count=1) for ask in asked(where) for tier in ask)
     return frozenset(found)
 
 
-def flavor_of(node: Node, keys: Collection[str]) -> str:
-    """The kind of a node, as far as demands that name these labels can tell."""
+def flavor_of(node: Node, keys: Collection[Key]) -> str:
+    """The kind of a node, as far as demands that name these keys can tell."""
     stated: list[Any] = [(key, value) for key, value in _labels(node).items() if key in keys]
+    tiers = [key for key in keys if isinstance(key, Tier)]
+    took = {repr(tier): flavors_for([(tier,)], node.devices, node.plugin_gpus) for tier in tiers}
+    stated += [(text, flavors) for text, flavors in took.items() if flavors]
     text = json.dumps([sorted(stated), node.taints])
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -44,8 +54,40 @@ def usable(kinds: Mapping[str, Node], wheres: Iterable[str]) -> frozenset[str]:
 
 def means_another(told: Collection[str], where: str, kinds: Mapping[str, Node], usable_kinds: frozenset[str]) -> bool:
     """Whether such pods may run on other kinds by now than was told of them. told: those that were, none: any."""
-    fitting = frozenset(kind for kind in usable_kinds if allows(where, kinds[kind]))
-    return fitting != (usable_kinds & frozenset(told) if told else usable_kinds)
+    fitting = frozenset(name for kind in usable_kinds for name in names_for(where, kind, kinds[kind]))
+    if not told:
+        return fitting != usable_kinds
+    return fitting != frozenset(name for name in told if kind_of(name) in usable_kinds)
+
+
+def names_for(where: str, kind: str, node: Node) -> tuple[str, ...]:
+    """What the engine knows under which names of a node of that kind on which such a pod may run: the node, or those
+    of its devices that it may have."""
+    if not allows(where, node):
+        return ()
+    return tuple(device_name(kind, flavor) for flavor in flavors_of(where, node)) or (kind,)
+
+
+def flavors_of(where: str, node: Node) -> tuple[str, ...]:
+    """Of those of a node's devices that such a pod may have; none where it asks for none, or no driver offers any."""
+    asks = asked(where) if node.devices else ()
+    return flavors_for(asks, node.devices, node.plugin_gpus)
+
+
+def device_name(kind: str, flavor: str) -> str:
+    """A flavor of devices on nodes of that kind."""
+    return f"{kind}.{flavor}"
+
+
+def kind_of(name: str) -> str:
+    """The kind of nodes of such a name."""
+    return name.partition(".")[0]
+
+
+def device_names(kind: str, node: Node) -> tuple[str, ...]:
+    """Of each of a node's GPUs, those of a device plugin first; none where no driver offers any."""
+    names = [PLUGIN] * node.plugin_gpus + [device.flavor for device in node.devices]
+    return tuple(device_name(kind, name) for name in names) if node.devices else ()
 
 
 def allows(where: str, node: Node) -> bool:
@@ -57,6 +99,8 @@ def allows(where: str, node: Node) -> bool:
     terms = stated.get("terms")
     if terms and not any(_is_met(term, labels) for term in terms):
         return False
+    if (asks := asked(where)) and not flavors_for(asks, node.devices, node.plugin_gpus):
+        return False
     return all(any(tolerates(one, taint) for one in stated.get("tolerate", ())) for taint in node.taints)
 
 
@@ -66,11 +110,19 @@ def may_ever_run(pod: Pod, nodes: Iterable[Node]) -> bool:
     return any(
         node.is_open
         and need.cpu_milli <= node.cpu_milli
-        and need.gpu_milli <= 1000 * node.gpus
+        and need.gpu_milli <= 1000 * _gpus_for(pod.where, node)
         and need.memory_bytes <= node.memory_bytes
         and allows(pod.where, node)
         for node in nodes
     )
+
+
+def _gpus_for(where: str, node: Node) -> int:
+    """How many of its GPUs such a pod may have."""
+    if not node.devices:
+        return node.gpus
+    may = flavors_of(where, node)
+    return node.plugin_gpus * (PLUGIN in may) + sum(device.flavor in may for device in node.devices)
 
 
 def _labels(node: Node) -> dict[str, str]:

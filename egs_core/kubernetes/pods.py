@@ -29,6 +29,27 @@ GPU_RESOURCE = "nvidia.com/gpu"
 """Of GPUs, where nothing names another one."""
 
 
+class Facts(msgspec.Struct, frozen=True, eq=False):
+    """What a selector may ask of a device. attributes, capacity: by domain and name; one object a device, which is what
+    makes it another one."""
+
+    driver: str
+    attributes: Mapping[str, Mapping[str, Any]]
+    capacity: Mapping[str, Mapping[str, Any]]
+
+
+class Device(msgspec.Struct, frozen=True, eq=False):
+    """One device that a driver offers (DRA). name: unique in the cluster; flavor: what it is, as people say it;
+    counters: those that it shares with others; taints: key, value, effect."""
+
+    name: str
+    flavor: str
+    facts: Facts
+    memory_bytes: int = 0
+    counters: tuple[str, ...] = ()
+    taints: tuple[tuple[str, str, str], ...] = ()
+
+
 class Pod(msgspec.Struct, frozen=True):
     """One pod. run: of its workload, unique in the cluster; "" where the pod is none of ours. created, release_by,
     opened_at: Unix time; 0: not stated. opened_for: why its gate was opened, as `gates` has it. rank_s, predicted_s:
@@ -40,7 +61,8 @@ class Pod(msgspec.Struct, frozen=True):
     by whom; is_paused: it is, or its stage or run is (`with_pauses`); resumed_at: when that was taken back. images,
     pull_secrets: what its containers are made of, and with whose rights that is pulled (`images.pod_with_images`
     alone). gpu: the name of its GPUs' resource, "" without; is_placeholder: by its label and its class, it stands for
-    others."""
+    others. claims: names of its ResourceClaims; lacks_claims: some of them are not made yet; claimed: how many devices
+    it asks for by them (`claiming` alone)."""
 
     uid: str
     name: str
@@ -87,6 +109,9 @@ class Pod(msgspec.Struct, frozen=True):
     pull_secrets: tuple[str, ...] = ()
     gpu: str = ""
     is_placeholder: bool = False
+    claims: tuple[str, ...] = ()
+    lacks_claims: bool = False
+    claimed: int = 0
 
     @property
     def is_over(self) -> bool:
@@ -110,7 +135,9 @@ class Pod(msgspec.Struct, frozen=True):
 
 class Node(msgspec.Struct, frozen=True):
     """One node: what pods may ask for, its labels, the taints that keep pods off, and whether it takes new ones.
-    images: those that it has, as far as it lists them (`images.node_with_images` alone)."""
+    images: those that it has, as far as it lists them (`images.node_with_images` alone). devices: those of its GPUs
+    that a driver offers, like ones together; held: of each, uid of the pod that has it, "" of nobody known, None: it is
+    free (both `claiming` alone)."""
 
     name: str
     cpu_milli: int = 0
@@ -120,6 +147,13 @@ class Node(msgspec.Struct, frozen=True):
     taints: tuple[tuple[str, str, str], ...] = ()
     is_open: bool = True
     images: frozenset[str] = frozenset()
+    devices: tuple[Device, ...] = ()
+    held: tuple[str | None, ...] = ()
+
+    @property
+    def plugin_gpus(self) -> int:
+        """Its GPUs that a device plugin offers."""
+        return self.gpus - len(self.devices)
 
 
 def pod_of(raw: Object) -> Pod:
@@ -130,6 +164,7 @@ def pod_of(raw: Object) -> Pod:
     waits_at, _, waits = text(notes, names.WAITS).partition(" ")
     opened_at, _, opened_for = text(notes, names.OPENED).partition(" ")
     hints, deadline_s = _hints(notes), number(spec.get("activeDeadlineSeconds"))
+    claims = _claims(spec, status)
     return Pod(
         uid=text(meta, "uid"),
         name=text(meta, "name"),
@@ -170,6 +205,8 @@ def pod_of(raw: Object) -> Pod:
         resumed_at=seconds_of(notes.get(names.RESUMED)),
         gpu=_gpu_of(spec),
         is_placeholder=names.PLACEHOLDER in labels and text(spec, "priorityClassName") == names.PLACEHOLDER_CLASS,
+        claims=tuple(name for name in claims if name),
+        lacks_claims="" in claims,
     )
 
 
@@ -297,6 +334,21 @@ def _gpu_of(spec: Object) -> str:
             if str(name).endswith("/gpu"):
                 return str(name)
     return ""
+
+
+def _claims(spec: Object, status: Object) -> list[str]:
+    """Names of its ResourceClaims, "" for one that is not made yet; also of the one that the scheduler makes for a
+    limit."""
+    made = {text(one, "name"): text(one, "resourceClaimName") for one in items(status, "resourceClaimStatuses")}
+    found = []
+    for one in items(spec, "resourceClaims"):
+        name = text(one, "name")
+        if stated := text(one, "resourceClaimName") or made.get(name, ""):
+            found.append(stated)
+        elif name not in made:  # of one that is not needed the status has no name
+            found.append("")
+    extended = text(part(status, "extendedResourceClaimStatus"), "resourceClaimName")
+    return [*found, extended] if extended else found
 
 
 def _where(spec: Object) -> str:

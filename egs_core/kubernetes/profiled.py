@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from egs_core.adapter import ClusterProfile, ProfiledPool
 from egs_core.errors import counted, listed
+from egs_core.kubernetes.claiming import nodes_with_devices
 from egs_core.kubernetes.cluster import LOCAL_QUEUES, NODES, ApiError, Cluster
 from egs_core.kubernetes.places import tolerates
 from egs_core.kubernetes.pods import Node, node_of
@@ -20,7 +21,7 @@ SHOWN = 3
 def look(cluster: Cluster, profile: ClusterProfile, say: Callable[[str], None], *, with_queues: bool) -> None:
     """Ask the cluster once, and say one line for each difference. What cannot be asked is a line, too: no error."""
     try:
-        nodes = [node_of(raw) for raw in cluster.list(NODES)[0]]
+        nodes = nodes_with_devices(cluster, [node_of(raw) for raw in cluster.list(NODES)[0]])
         raw_queues = cluster.list(LOCAL_QUEUES, profile.namespace)[0] if with_queues and profile.queues else None
     except ApiError as error:
         say(f"profile: is not compared with the cluster: {error}")

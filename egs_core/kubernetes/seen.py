@@ -112,13 +112,15 @@ def starts_together(pods: Sequence[Pod]) -> frozenset[str]:
 def block_of(
     pods: Sequence[Pod], flavors: Mapping[str, tuple[str, ...]], at: int = 0
 ) -> tuple[Graph, list[tuple[int, ...]]]:
-    """New pods of one run as a graph, and behind each pod its rests, by their places in it. flavors: by `Pod.where`,
-    none named: any. at: how many tasks the run has, as parents are numbered from its first one on."""
+    """New pods of one run as a graph, and behind each pod its rests, by their places in it. flavors: by `Pod.where`, of
+    what has its node by `Pod.uid`; none named: any. at: how many tasks the run has, as parents are numbered from its
+    first one on."""
     graph, gangs = Graph(), starts_together(pods)
     for pod in pods:
         kind = GPU if pod.shape.gpu_milli else CPU
         gang = pod.gang if pod.gang in gangs else ""
-        may_run_on = () if pod.node else flavors.get(pod.where, ())  # it may have come there before its taints
+        # where it is it may have come before the node's taints: only its devices are told
+        may_run_on = flavors.get(pod.uid if pod.node else pod.where, ())
         options = TaskOptions(priority=pod.rank, gang=gang, flavors=may_run_on, may_restart=pod.may_restart)
         graph.add_task(called(pod), (), ((kind, pod.shape, pod.predicted_s),), name=pod.task, options=options)
     return graph, _add_rests(graph, pods, range(at, at + len(pods)), at, REST)

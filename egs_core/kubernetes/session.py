@@ -17,6 +17,7 @@ from egs_core.engine import messages as m
 from egs_core.graph.columns import Graph
 from egs_core.kubernetes import places
 from egs_core.kubernetes.pods import Node, Pod
+from egs_core.kubernetes.room import room_of
 from egs_core.kubernetes.seen import (
     OVER,
     READY,
@@ -83,7 +84,7 @@ class ClusterSession:
         self._stops: list[int] = []
         self._may_have_lost = False  # some of what was granted: told of what is placed elsewhere, or of other nodes
         self._nodes: dict[str, m.NodeAdded] = {}
-        self._keys: frozenset[str] = frozenset()
+        self._keys: frozenset[places.Key] = frozenset()
         self._kinds: dict[str, tuple[Node, str]] = {}  # by node's name, as it was last seen
         self._told: dict[str, tuple[str, ...]] = {}  # kinds of nodes by what pods say of these; none: any
         self._wheres: frozenset[str] = frozenset()  # what pods of ours say of them
@@ -112,8 +113,8 @@ class ClusterSession:
     def close(self) -> None:
         self.site.close()
 
-    def outgrown(self, pods: Mapping[str, Pod], nodes: Iterable[Node] = ()) -> frozenset[str] | None:
-        """Where a new site is needed for these pods and nodes, the node labels that it is to tell kinds of nodes by."""
+    def outgrown(self, pods: Mapping[str, Pod], nodes: Iterable[Node] = ()) -> frozenset[places.Key] | None:
+        """Where a new site is needed for these pods and nodes, the keys that it is to tell kinds of nodes by."""
         ours = [pod for pod in pods.values() if pod.is_ours]
         wheres = frozenset(pod.where for pod in ours)
         keys = places.keys_of(wheres)
@@ -129,7 +130,9 @@ class ClusterSession:
         """Whether a pod has just got a node of a kind that was not told of it, so that it would find no place there."""
         known, told = self._known.get(pod.uid), self._told.get(pod.where, ())
         is_news = known is not None and known.status not in (RUNNING, OVER) and not pod.is_over
-        return is_news and bool(told) and pod.node in nodes and self._kind(nodes[pod.node]) not in told
+        if not is_news or not told or pod.node not in nodes:
+            return False
+        return self._kind(nodes[pod.node]) not in {places.kind_of(name) for name in told}
 
     def _has_other_kinds(self, wheres: frozenset[str], waiting: set[str], nodes: Iterable[Node]) -> bool:
         """Whether kinds of nodes have come on which some of what waits may run, or may not, unlike what was told."""
@@ -168,8 +171,8 @@ class ClusterSession:
             self._report([] if news.are_none else [m.GrantsHeld(0.0)])
         return news
 
-    def renew_with(self, keys: frozenset[str]) -> None:
-        """Nodes are told apart by more labels: each kind has another name then."""
+    def renew_with(self, keys: frozenset[places.Key]) -> None:
+        """Nodes are told apart by more of them: each kind has another name then."""
         keys |= self._keys
         if self.has_told:
             self.renew()
@@ -178,14 +181,16 @@ class ClusterSession:
     def _tell_nodes(self, nodes: list[Node], pods: Iterable[Pod]) -> None:
         ours: dict[str, list[Pod]] = {}
         others: dict[str, list[Pod]] = {}
-        for pod in pods:
+        found = list(pods)
+        for pod in found:
             if pod.holds:
                 (ours if pod.is_ours else others).setdefault(pod.node, []).append(pod)
         closed = self._closed_kinds(nodes)
+        own = {pod.uid for pod in found if pod.is_ours} if any(node.devices for node in nodes) else ()
         told = {}
         for node in nodes:
             kind, there = self._kind(node), (ours.get(node.name, ()), others.get(node.name, ()))
-            told[node.name] = _capacity(node, kind, *there, is_open=node.is_open and kind not in closed)
+            told[node.name] = room_of(node, kind, *there, own, is_open=node.is_open and kind not in closed)
         self._kinds = {name: kept for name, kept in self._kinds.items() if name in told}
         events: list[m.Event] = [m.NodeLost(name) for name in self._nodes.keys() - told.keys()]
         events += [event for name, event in told.items() if self._nodes.get(name) != event]
@@ -206,6 +211,8 @@ class ClusterSession:
             self.site.submit(m.WorkloadSubmitted(run, name=name, tenant=namespace, queue=queue))
         flavors = {where: self._flavors(where, nodes) for where in {pod.where for pod in new if not pod.node}}
         self._told.update(flavors)
+        there = {node.name: node for node in nodes}
+        flavors |= {pod.uid: self._devices_of(pod, there[pod.node]) for pod in new if pod.node in there}
         new = tuple(msgspec.structs.replace(pod, may_restart=self._may_restart(pod)) for pod in new)
         graph, rests = block_of(new, flavors, self._sizes[run])
         at, grown = self._sizes[run], self._add(run, graph, len(new))
@@ -228,8 +235,13 @@ class ClusterSession:
         """The kinds of nodes on which such a pod may run; none named: all that take any pod of ours."""
         kinds = self._kinds_of(nodes)
         usable = places.usable(kinds, self._wheres | self._told.keys())
-        fitting = tuple(sorted(kind for kind in usable if places.allows(where, kinds[kind])))
-        return () if len(fitting) == len(usable) else fitting or NOWHERE
+        fitting = tuple(sorted(name for kind in usable for name in places.names_for(where, kind, kinds[kind])))
+        return () if frozenset(fitting) == usable else fitting or NOWHERE
+
+    def _devices_of(self, pod: Pod, node: Node) -> tuple[str, ...]:
+        """Of what a pod has on its node; none named where that is any."""
+        may = places.flavors_of(pod.where, node)
+        return tuple(places.device_name(self._kind(node), flavor) for flavor in may)
 
     def _kinds_of(self, nodes: Iterable[Node]) -> dict[str, Node]:
         """The kinds of nodes that take pods, each with one of them."""
@@ -428,18 +440,3 @@ class ClusterSession:
         """See `Holder`."""
         self._is_lost = True
         self._woken()
-
-
-def _capacity(node: Node, kind: str, ours: Iterable[Pod], others: Iterable[Pod], *, is_open: bool) -> m.NodeAdded:
-    """What a node has for pods of ours. One that is closed has what they hold there, and nothing more."""
-    held, foreign = [pod.shape for pod in ours], [pod.shape for pod in others]
-    if is_open:
-        cpu_milli = max(0, node.cpu_milli - sum(s.cpu_milli for s in foreign))
-        memory = max(0, node.memory_bytes - sum(s.memory_bytes for s in foreign))
-    else:
-        cpu_milli, memory = sum(s.cpu_milli for s in held), sum(s.memory_bytes for s in held)
-    used = min(node.gpus, sum(s.gpu_milli for s in foreign) // 1000)
-    closed = tuple(range(node.gpus - used, node.gpus)) if is_open else tuple(range(node.gpus))
-    return m.NodeAdded(
-        node.name, cpu_milli / 1000, node.gpus, memory, flavor=kind, closed=closed, process_slots=1_000_000
-    )

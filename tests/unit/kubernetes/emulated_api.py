@@ -29,7 +29,8 @@ class EmulatedApi:
     """Objects by kind and name. gone: how many of the next watches are answered with 410; cut: ends all watches;
     conflicts: how many of the next patches are refused with 409; lost: of how many what was done is not answered.
     refused: how many of the next objects are not made, with 500, as where a webhook does not answer; ahead_s: of the
-    true time is its clock, by which objects are made and answers dated."""
+    true time is its clock, by which objects are made and answers dated; absent,
+    forbidden: kinds that it knows nothing of, or lets nobody read."""
 
     def __init__(self, folder: Path) -> None:
         self.changed = threading.Condition()
@@ -41,6 +42,8 @@ class EmulatedApi:
         self.refused = 0
         self.ahead_s = 0.0
         self.down = False
+        self.absent: set[str] = set()
+        self.forbidden: set[str] = set()
         self.patches: list[tuple[str, Any]] = []
         self.deleted: list[str] = []
         api = self
@@ -160,7 +163,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         plural, namespace, name, query = self._asked()
         api = self.server_api
-        if name:
+        if plural in api.absent | api.forbidden:
+            self._refuse(404 if plural in api.absent else 403, "not found, or not allowed")
+        elif name:
             found = api.objects.get(plural, {}).get((namespace, name))
             self._answer(200, found) if found else self._refuse(404, "not found")
         elif query.get("watch"):

@@ -1,0 +1,167 @@
+"""What drivers offer and pods claim (DRA), put into the values of nodes and pods. A cluster without it has them as they
+are: its API server knows none of these kinds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from egs_core.graph.columns import Shape
+from egs_core.kubernetes import devices
+from egs_core.kubernetes.cluster import CLAIMS, DEVICE_CLASSES, SLICES, ApiError, Cluster
+from egs_core.kubernetes.devices import Ask, Claim, DeviceClass, Slice
+from egs_core.kubernetes.mirror import Mirror
+from egs_core.kubernetes.pods import Node, Pod
+
+MADE_S = 10.0
+"""So long a pod is not told of whose claims are not there: its cluster makes them from their template."""
+FORBIDDEN = "ApiError: 403"
+
+
+class Claiming:
+    """What is listed of DRA. Mirrors it keeps; `applied` belongs to one thread."""
+
+    def __init__(self, cluster: Cluster, changed: Callable[[], None], watch_s: int = 240) -> None:
+        self._is_stale = True
+        self._changed = changed
+        kinds = ((SLICES, devices.slice_of), (CLAIMS, devices.claim_of), (DEVICE_CLASSES, devices.class_of))
+        self.mirrors = [
+            Mirror(cluster, kind, made, self._heard, optional=True, watch_s=watch_s) for kind, made in kinds
+        ]
+        self._inventory = Inventory((), (), ())
+
+    @property
+    def problem(self) -> str:
+        """Why it is not read though it may be there, "" where all is well."""
+        found = next((one.problem for one in self.mirrors if one.problem.startswith(FORBIDDEN)), "")
+        return f"{found}; devices of drivers and claims are not counted" if found else ""
+
+    def applied(self, pods: Mapping[str, Pod], nodes: Iterable[Node], now: float) -> tuple[dict[str, Pod], list[Node]]:
+        """With devices and with what they ask of them. now: Unix time."""
+        if self._is_stale:
+            self._is_stale = False  # what comes while it is looked at is looked at again
+            slices, claims, classes = (list(mirror.items().values()) for mirror in self.mirrors)
+            self._inventory = self._inventory.renewed(slices, claims, classes)
+        return self._inventory.applied(pods, nodes, now)
+
+    def _heard(self) -> None:
+        self._is_stale = True
+        self._changed()
+
+
+def nodes_with_devices(cluster: Cluster, nodes: Iterable[Node]) -> list[Node]:
+    """Nodes with what drivers offer there, asked for once; as they are where that cannot be read."""
+    try:
+        slices = [devices.slice_of(raw) for raw in cluster.list(SLICES)[0]]
+    except ApiError:
+        return list(nodes)
+    return Inventory(slices, (), ()).applied({}, nodes, 0.0)[1]
+
+
+class Inventory:
+    """What is there at one time, and which pod asks by which claim. Slices that were replaced give nothing."""
+
+    def __init__(self, slices: Iterable[Slice], claims: Iterable[Claim], classes: Iterable[DeviceClass]) -> None:
+        self._slices = devices.newest(slices)
+        self._offered = devices.by_node(self._slices)
+        self._classes = {one.name: one for one in classes}
+        self._claims = {(one.namespace, one.name): one for one in claims}
+        self._holders = {one.uid: one.owner for one in self._claims.values() if one.owner}
+        self._of_gpus: dict[Ask, bool] = {}
+        self._missed: dict[str, float] = {}  # pods, by uid, whose claims are not there, and since when
+        self._nodes: dict[str, tuple[Node, Any, Node]] = {}  # by name: as it is listed, what was put in, with it
+        self._pods: dict[str, tuple[Pod, Any, Pod]] = {}
+
+    def renewed(self, slices: list[Slice], claims: Iterable[Claim], classes: Iterable[DeviceClass]) -> Inventory:
+        """As it is now. Who asks by a claim stays who does."""
+        found = Inventory(slices, claims, classes)
+        found._holders |= {uid: pod for uid, pod in self._holders.items() if uid not in found._holders}
+        there = {one.uid for one in found._claims.values()}
+        found._holders = {uid: pod for uid, pod in found._holders.items() if uid in there}
+        found._missed = self._missed
+        found._nodes = self._nodes
+        if found._classes == self._classes and {*map(id, found._slices)} == {*map(id, self._slices)}:
+            found._pods = self._pods
+        return found
+
+    def applied(self, pods: Mapping[str, Pod], nodes: Iterable[Node], now: float) -> tuple[dict[str, Pod], list[Node]]:
+        """Values that nothing was put in are the same objects, and so are those in which the same was put before."""
+        if not self._offered:
+            self._missed.clear()
+            return dict(pods), list(nodes)
+        self._find_holders(pods)
+        taken = devices.taken(self._claims.values(), self._living_holders(pods), self._slices)
+        listed = {node.name: self._with_devices(node, taken) for node in nodes}
+        self._nodes = {name: kept for name, kept in self._nodes.items() if name in listed}
+        found = {uid: self._with_asks(pod, now) for uid, pod in pods.items()}
+        self._pods = {uid: kept for uid, kept in self._pods.items() if uid in found}
+        self._missed = {uid: at for uid, at in self._missed.items() if uid in found}
+        return found, list(listed.values())
+
+    def _find_holders(self, pods: Mapping[str, Pod]) -> None:
+        """A claim that was made by hand is asked by the first pod that names it, and by no later one."""
+        for pod in sorted((one for one in pods.values() if one.claims), key=lambda one: (one.created, one.uid)):
+            for name in pod.claims:
+                claim = self._claims.get((pod.namespace, name))
+                if claim is not None and not pod.is_over:
+                    self._holders.setdefault(claim.uid, pod.uid)
+
+    def _living_holders(self, pods: Mapping[str, Pod]) -> dict[str, str]:
+        """Without those that have ended and had their claim of others, who may still use it. What was made for one pod
+        is given back a moment after that has ended, which the scheduler waits for."""
+        found = dict(self._holders)
+        for claim in self._claims.values():
+            if not claim.owner and claim.uid in found:
+                holder = pods.get(found[claim.uid])
+                if holder is None or holder.is_over:
+                    del found[claim.uid]
+        return found
+
+    def _with_devices(self, node: Node, taken: Mapping[str, str]) -> Node:
+        offered = self._offered.get(node.name, ())
+        held = tuple(devices.holder_of(device, taken) for device in offered)
+        if not offered:
+            return node
+        kept = self._nodes.get(node.name)
+        if kept is None or kept[0] is not node or kept[1] != (offered, held):
+            gpus = node.gpus + len(offered)
+            made = msgspec.structs.replace(node, gpus=gpus, devices=offered, held=held)
+            kept = self._nodes[node.name] = node, (offered, held), made
+        return kept[2]
+
+    def _with_asks(self, pod: Pod, now: float) -> Pod:
+        if not (pod.claims or pod.lacks_claims or pod.gpu):
+            return pod
+        its = [self._claims.get((pod.namespace, name)) for name in pod.claims]
+        is_early = (pod.lacks_claims or None in its) and not (pod.node or pod.is_over)
+        if is_early and now - self._missed.setdefault(pod.uid, now) < MADE_S:
+            return msgspec.structs.replace(self._asking(pod, ()), has_other_gates=True)
+        own = tuple(one for one in its if one is not None and self._holders.get(one.uid) == pod.uid)
+        asks = tuple(one.asks for one in own)
+        kept = self._pods.get(pod.uid)
+        if kept is None or kept[0] is not pod or kept[1] != asks:
+            kept = self._pods[pod.uid] = pod, asks, self._asking(pod, asks)
+        return kept[2]
+
+    def _asking(self, pod: Pod, claimed: Iterable[tuple[Ask, ...]]) -> Pod:
+        found = [ask for asks in claimed for ask in devices.resolved(asks, self._classes) if self._is_of_gpus(ask)]
+        if gpus := pod.shape.gpu_milli // 1000:
+            found.append(devices.limit_as_ask(pod.gpu, gpus, self._classes.values()))
+        if not found:
+            return pod
+        count = devices.count(found)
+        stated = json.loads(pod.where) if pod.where else {}
+        where = json.dumps({**stated, "devices": devices.said(found)}, sort_keys=True, default=str)
+        shape = Shape(pod.shape.cpu_milli, 1000 * count, pod.shape.memory_bytes)
+        return msgspec.structs.replace(pod, where=where, shape=shape, claimed=count - gpus)
+
+    def _is_of_gpus(self, ask: Ask) -> bool:
+        """Whether some device that is there would do."""
+        if ask not in self._of_gpus:
+            there = [one for found in self._offered.values() for one in found]
+            self._of_gpus[ask] = any(devices.takes(tier, one) for tier in ask for one in there)
+        return self._of_gpus[ask]
