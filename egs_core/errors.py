@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+
+SHOWN_DIGITS = 8
+LONG_ID = re.compile(r"[0-9a-f]{32,}")
 
 
 def listed(names: Sequence[str], most: int = 12) -> str:
@@ -34,6 +38,15 @@ def labelled(name: str, framework_id: str) -> str:
     'Counter-92a781a6'
     """
     return f"{name}-{framework_id.removeprefix('f' * 16)[:8]}"
+
+
+def node_words(name: str) -> str:
+    """What a message calls a node: its name, of a framework's long id in hexadecimal digits the beginning.
+
+    >>> node_words("gpu01.example.org"), node_words("3f" * 28)
+    ('gpu01.example.org', '3f3f3f3f')
+    """
+    return name[:SHOWN_DIGITS] if LONG_ID.fullmatch(name) else name
 
 
 class EgsError(Exception):

@@ -16,6 +16,7 @@ from egs_core.cli.printable import printable
 from egs_core.cli.profile_runs import site_here
 from egs_core.client.http import connected
 from egs_core.client.messages import Device
+from egs_core.client.places import none_here
 from egs_core.cost.prices import HOUR_S, Prices, load_prices
 from egs_core.errors import EgsError, InputError, counted, listed
 from egs_core.flavor_names import meant
@@ -131,7 +132,7 @@ def _read_site(known: Known, *, is_asked: bool) -> tuple[Device, ...]:
     address = site_here()
     if address is None:
         if is_asked:
-            raise EgsError("--server: no EGS server here: start `egs serve`, or name one by EGS_URL")
+            raise EgsError(f"--server: {none_here()}")
         return ()
     with connected(address) as client:
         found = client.runs(with_ended=True)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, TypeVar
 
 import msgspec
 import typer
@@ -24,11 +23,12 @@ from egs_core.adapter import (
 from egs_core.cli.rows import print_rows
 from egs_core.cli.site import control_run, show_runs
 from egs_core.client import places
-from egs_core.errors import EgsError, counted
+from egs_core.errors import EgsError, counted, node_words
 from egs_core.units import parse_seconds
 
+T = TypeVar("T")
 On = Annotated[str, typer.Option("--on", help="Framework on which it runs, by its adapter's name.")]
-Workload = Annotated[str, typer.Argument(help="Name of the workload, or number of the run, as `egs ps` lists it.")]
+Workload = Annotated[str, typer.Argument(help="Name of the workload, or a run's number or name, as in `egs ps`.")]
 Stage = Annotated[str, typer.Option(help="Only this stage of it.")]
 Task = Annotated[str, typer.Option(help="Only this task of it.")]
 Address = Annotated[str, typer.Option(help="Address of the cluster; default: the one that the framework finds.")]
@@ -93,9 +93,7 @@ def ps(on: On = "", address: Address = "", as_json: AsJson = False) -> None:
     if (site := _site(on, address)) is not None:
         show_runs(site, as_json)
         return
-    with _none_here(on, address):
-        adapter, address = _asked(on, address)
-        found = adapter.running(address)
+    found = _of_framework(on, address, lambda adapter, there: adapter.running(there))
     if as_json:
         typer.echo(json.dumps({"workloads": msgspec.to_builtins(found)}))
     elif found:
@@ -109,15 +107,18 @@ def _site(on: str, address: str) -> places.Address | None:
     return None if on or address else places.find_address()
 
 
-@contextmanager
-def _none_here(on: str, address: str) -> Iterator[None]:
-    """Where neither is named, errors say also that there is no site server."""
+def _of_framework(on: str, address: str, ask: Callable[[Controlling, str], T]) -> T:
+    """What a framework answers. Where neither is named, errors say also that there is no site server, and who was asked
+    instead."""
+    if on or address:
+        return ask(*_asked(on, address))
+    asked = ""
     try:
-        yield
+        adapter, found = _asked(on, address)
+        asked = f"{default_adapter()} at {found} was asked instead: " if found else ""
+        return ask(adapter, found)
     except EgsError as error:
-        if on or address:
-            raise
-        raise EgsError(f"no EGS server here (start `egs serve`, or name one by EGS_URL), and {error}") from None
+        raise EgsError(f"{places.none_here()}; and {asked}{error}") from None
 
 
 def _asked(on: str, address: str) -> tuple[Controlling, str]:
@@ -125,7 +126,7 @@ def _asked(on: str, address: str) -> tuple[Controlling, str]:
     name = on or default_adapter()
     adapter = load_able(name, Controlling, "be controlled from here")
     if not (on or address) and isinstance(adapter, Sought) and not (address := adapter.at_hand()):
-        raise EgsError(f"nothing of {name} to ask: --on {name} --address ADDRESS asks one")
+        raise EgsError(f"no {name} of this user on this host answers: --on {name} --address ADDRESS asks another")
     return adapter, address
 
 
@@ -133,12 +134,9 @@ def _carry_out(on: str, request: ControlRequest, as_json: bool) -> None:
     if (site := _site(on, request.address)) is not None:
         control_run(site, request, as_json)
         return
-    if on or request.address:
-        outcome = _asked(on, request.address)[0].control(request)
-    else:
-        with _none_here(on, request.address):
-            adapter, address = _asked(on, request.address)
-        outcome = adapter.control(msgspec.structs.replace(request, address=address))
+    outcome = _of_framework(
+        on, request.address, lambda adapter, there: adapter.control(msgspec.structs.replace(request, address=there))
+    )
     if as_json:
         typer.echo(json.dumps({"verb": request.verb, **msgspec.to_builtins(outcome)}))
     else:
@@ -169,6 +167,6 @@ def _print_running(found: list[RunningWorkload], now: float) -> None:
         rows.append((one.workload, one.driver, "", ended, one.state, "", "", "", ""))
         for task in one.running:
             since = f"{max(0.0, now - task.since):,.0f} s"
-            node, pid = task.node[:8], str(task.pid or "")
+            node, pid = node_words(task.node), str(task.pid or "")
             rows.append(("", "", task.stage, task.task, _state(task), since, f"{task.gpus:g}", node, pid))
     print_rows(("workload", "driver", "stage", "task", "state", "for", "GPUs", "node", "process"), rows)

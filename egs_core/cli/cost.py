@@ -20,12 +20,13 @@ from rich.table import Table
 from egs_core.budgets import cost_words
 from egs_core.cli.printable import printable
 from egs_core.cli.site import the_site
-from egs_core.client.http import connected
+from egs_core.client.driver_use import MOST_S
+from egs_core.client.http import Refused, SiteClient, connected
 from egs_core.client.places import find_address
 from egs_core.cost.ledger import BY, NONE, Amounts, Ledger
 from egs_core.cost.prices import Prices, load_prices
 from egs_core.cost.rating import PER, Measured, Rating
-from egs_core.cost.served import uses_of_runs
+from egs_core.cost.served import uses_of_drivers, uses_of_runs
 from egs_core.cost.uses import Use, uses_of
 from egs_core.cost.work import Told, worked_of_runs
 from egs_core.errors import InputError
@@ -96,7 +97,7 @@ def cost(
     if server and runlogs:
         notes.append(TWICE)
     if server or not runlogs:
-        uses, of_server = _served(rating)
+        uses, of_server = _served(rating, stretch)
         notes += of_server
         for use in uses:
             ledger.add(use)
@@ -172,11 +173,12 @@ def _month(text: str) -> Interval:
     return datetime(year, number, 1, tzinfo=UTC).timestamp(), datetime(*after, 1, tzinfo=UTC).timestamp()
 
 
-def _served(rating: Rating) -> tuple[Iterator[Use], list[str]]:
+def _served(rating: Rating, stretch: Interval | None) -> tuple[Iterator[Use], list[str]]:
     """What the runs of the server held, and notes."""
     notes: list[str] = []
     with connected(the_site()) as client:
         found = client.runs(with_ended=True)
+        notes += _of_drivers(client, stretch)
     if evicted := sum(run.evictions > len(run.earlier) for run in found.runs):
         problem = "were evicted under an older server: of what they held before they started anew not all is known"
         notes.append(f"note: {evicted} runs {problem}")
@@ -186,6 +188,21 @@ def _served(rating: Rating) -> tuple[Iterator[Use], list[str]]:
     for worked in worked_of_runs(found.runs, now, found.devices):
         rating.add(worked)
     return uses_of_runs(found.runs, now, found.devices), notes
+
+
+def _of_drivers(client: SiteClient, stretch: Interval | None) -> Iterator[str]:
+    """That tasks of frameworks' drivers held more, which the site's own runs do not have."""
+    try:
+        found = client.driver_use(MOST_S)
+    except Refused:
+        return  # a server of an older version, or an agent, which passes on no more than commands need
+    ledger = Ledger(None, stretch)
+    for use in uses_of_drivers(found.rows):
+        ledger.add(use)
+    if hours := ledger.total.gpu_h_held:
+        more = f"tasks of frameworks' drivers held {two_places(hours)} GPU hours more, since the server started at"
+        where = "the dashboard's Usage has them; here they are in no sum: name the drivers' run logs"
+        yield f"note: {more} {datetime.fromtimestamp(found.since, UTC):%Y-%m-%d %H:%M} UTC; {where}"
 
 
 # --- what is printed ---
@@ -208,11 +225,11 @@ def _write_page(
     ledger: Ledger, prices: Prices | None, month: str, sources: list[str], notes: list[str], path: Path
 ) -> str:
     """Where it is."""
-    tables = tuple([(kind, tuple([_line(*row) for row in ledger.rows(kind)])) for kind in STATED])
+    tables = tuple([(kind, tuple([_line(*row) for row in ledger.shown(kind)])) for kind in STATED])
     currency = prices.currency if prices is not None else ""
     written = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
     plain = tuple([note.removeprefix("note: ") for note in notes])
-    statement = Statement(month, currency, _line("", ledger.total), tables, tuple(sources), plain, written)
+    statement = Statement(month, currency, _line("", ledger.shown_total), tables, tuple(sources), plain, written)
     content = statement_page(statement).encode("utf-8", "replace")
     try:
         if path.exists() and not path.is_file():
@@ -256,13 +273,13 @@ def _plain(name: str) -> str:
 
 def _print(ledger: Ledger, currency: str) -> None:
     console = Console(markup=False)  # names are the users'
-    total = ledger.total
+    total = ledger.shown_total
     held, used, wasted = map(two_places, (total.gpu_h_held, total.gpu_h_used, total.gpu_h_wasted))
     text = f"GPU hours: {held} held, {used} used, {wasted} wasted"
     text += cost_words(total.cost, total.cost_wasted, currency)
     console.print(text, highlight=False, soft_wrap=True)
     for kind in BY:
-        rows = ledger.rows(kind)
+        rows = ledger.shown(kind)
         if [name for name, _ in rows] not in ([], [NONE]):
             console.print(_table(kind, rows))
 

@@ -35,15 +35,15 @@ def logs(
             _print(client, view, file, follow)
 
 
-def attach(run: Annotated[str, typer.Argument(help="Number of a detached run of this user.")]) -> int:
+def attach(run: Annotated[str, typer.Argument(help="Number or name of a detached run of this user.")]) -> int:
     """Print the output of a detached run until it ends, and exit with its exit code. Ctrl-C leaves it running."""
     with connected(the_site()) as client:
-        view = client.view(run)
+        view = client.view(run, named=True)
         with _opened(view) as file:
             try:
                 ended = _print(client, view, file, follow=True)
             except KeyboardInterrupt:
-                print(f"egs: run {run} goes on; egs attach {run} shows it again", file=sys.stderr)
+                print(f"egs: run {view.id} goes on; egs attach {view.id} shows it again", file=sys.stderr)
                 return INTERRUPTED
     return NO_CODE if ended.exit_code is None else ended.exit_code
 

@@ -19,7 +19,7 @@ NOT_RUN = ("aborted", "skipped")
 
 
 def redo(
-    run: Annotated[str, typer.Argument(help="Number of a run of this user that has ended.")],
+    run: Annotated[str, typer.Argument(help="Number or name of a run of this user that has ended.")],
     cascade: Annotated[
         bool, typer.Option("--cascade", help="Also those that waited for it and were never started; all are detached.")
     ] = False,
@@ -30,16 +30,16 @@ def redo(
     this user alone, with the environment of this terminal."""
     address = the_site()
     with connected(address) as client:
-        view = client.view(run)
+        view = client.view(run, named=True)
         if view.state != "ended":
-            raise EgsError(f"run {run} has not ended: it is {view.state}")
+            raise EgsError(f"run {view.id} ({view.name}) has not ended: it is {view.state}")
         job = _not_held(jobs.kept(view))
-        plan = _after_it(client, run) if cascade else []
+        plan = _after_it(client, view.id) if cascade else []
     if not (detach or cascade or job.is_detached):
         return start_here(address, job)
-    numbers = _start(address, [(run, job), *plan])
+    numbers = _start(address, [(view.id, job), *plan])
     if as_json:
-        typer.echo(json.dumps({"id": numbers[run], "runs": numbers}))
+        typer.echo(json.dumps({"id": numbers[view.id], "runs": numbers}))
     else:
         for old, new in numbers.items():
             typer.echo(f"run {new}, again what run {old} was; its output: egs logs {new}")

@@ -15,7 +15,7 @@ from egs_core.cli.starting import say
 from egs_core.client import requests as q
 from egs_core.client.http import connected
 from egs_core.client.options import option_error
-from egs_core.client.waiting_words import in_words
+from egs_core.client.waiting_words import in_words, moment_words
 from egs_core.errors import InputError
 from egs_core.units import parse_bytes, parse_seconds
 
@@ -157,12 +157,7 @@ def line(view: q.RequestView, several: bool = False) -> str:
     head += f", evicted {view.evictions} times so far" if view.evictions and view.state != "ended" else ""
     if view.state in ("queued", "paused"):
         place = f", place {view.place}" if view.place is not None else ""
-        starts = (
-            "when it begins is not known"
-            if view.starts_in_s is None
-            else f"it should begin {in_words(view.starts_in_s)}"
-        )
-        return f"{head}{place}: {view.reason}; {starts}"
+        return f"{head}{place}: {view.reason}; {moment_words(view.starts_in_s, 'begin')}"
     if view.state == "ended":
         return f"{head}: {view.outcome}" + (f": {view.reason}" if view.reason else "")
     told = f"{head}: GPUs {_devices(view, several)}"

@@ -6,6 +6,8 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import PurePath
 from typing import Annotated
 
@@ -13,17 +15,18 @@ import typer
 from pydantic import ValidationError
 
 from egs_core.cli.run_options import check_options, given_options
-from egs_core.cli.site import the_site
+from egs_core.cli.site import NUMBER, number_of, the_site
 from egs_core.cli.starting import members, say, start_all_here, start_detached, start_here
 from egs_core.client import arguments
 from egs_core.client import messages as c
-from egs_core.client.http import connected
+from egs_core.client.http import Refused, Unreachable, connected
 from egs_core.client.jobs import Job
 from egs_core.client.mlflow_loss import reader_of
 from egs_core.client.options import option_error
+from egs_core.client.places import Address
 from egs_core.client.supervise import request_of
 from egs_core.client.waiting_words import why_words
-from egs_core.errors import InputError
+from egs_core.errors import EgsError, InputError
 from egs_core.notices import warn
 from egs_core.units import parse_bytes, parse_seconds
 
@@ -148,7 +151,7 @@ def run(
         "for_s": parse_seconds(for_, "--for") if for_ else None,
         "deadline_s": parse_seconds(deadline, "--deadline") if deadline else None,
         "hold": hold,
-        "after": [_after(one) for one in after or ()],
+        "after": _after(address, after or ()),
         "inside": in_,
         "requeue": requeue,
         **_gang(gang, array or 0, gang_wait),
@@ -163,12 +166,6 @@ def run(
         with connected(address) as client:
             _show_check(client.check(request), as_json)
         return 0
-    if or_flavor:
-        with connected(address) as client:
-            for one in or_flavor:
-                client.check(request_of({**fields, "flavors": [one]}))  # refused now, not when it is needed
-    if shutil.which(command[0]) is None:
-        warn(f"there is no command {command[0]!r} here now: unless there is one by its turn, the run fails")
     job = Job(
         command,
         os.getcwd(),
@@ -184,9 +181,13 @@ def run(
         mlflow_loss=mlflow_loss,
     )
     every = [job] if array is None else members(job, array)
-    if array is not None:
-        with connected(address) as client:
-            client.check(request)  # what is refused is refused once
+    later = [request_of({**fields, "flavors": [one]}) for one in or_flavor or ()]
+    if later or split or array is not None:
+        with connected(address) as client, suppress(Unreachable):  # then the run waits for the server, as any
+            for one in [*later, request]:
+                client.check(one)  # refused once, and now: not when it is needed
+    if shutil.which(command[0]) is None:
+        warn(f"there is no command {command[0]!r} here now: unless there is one by its turn, the run fails")
     if not detach:
         return start_here(address, job) if array is None else start_all_here(address, every)
     numbers = [start_detached(address, one) for one in every]
@@ -220,11 +221,21 @@ def _saving(signal: str, takes: str) -> dict[str, object]:
     return {"saving": {"signal": name, "takes_s": parse_seconds(takes, "--checkpoint-takes")}} if signal else {}
 
 
-def _after(text: str) -> dict[str, str]:
-    run_id, _, when = text.partition(":")
-    if when not in ("", "ok", "any", "failed"):
-        raise InputError("--after", f"{text!r}: a run has to end ok, any or failed, not {when}")
-    return {"run": run_id, "when": when or "ok"}
+def _after(address: Address, texts: Sequence[str]) -> list[dict[str, str]]:
+    """The field of the request: runs by their numbers."""
+    found = []
+    for text in texts:
+        run, _, when = text.partition(":")
+        if when not in ("", "ok", "any", "failed"):
+            raise InputError("--after", f"{text!r}: a run has to end ok, any or failed, not {when}")
+        found.append({"run": run, "when": when or "ok"})
+    if any(not NUMBER.fullmatch(one["run"]) for one in found):
+        with connected(address) as client:
+            try:
+                found = [{**one, "run": number_of(client, one["run"])} for one in found]
+            except Refused as refusal:
+                raise EgsError(f"--after: {refusal}") from None
+    return found
 
 
 def _show_check(view: c.RunView, as_json: bool) -> None:

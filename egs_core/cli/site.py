@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from datetime import datetime
 from typing import Annotated
@@ -15,13 +16,14 @@ from egs_core.adapter import ControlRequest
 from egs_core.budgets import hours_words, money
 from egs_core.cli.rows import print_rows
 from egs_core.client import messages as c
-from egs_core.client.http import connected
+from egs_core.client.http import SiteClient, connected
 from egs_core.client.options import option_error
-from egs_core.client.places import URL, Address, find_address, has_listener
-from egs_core.client.waiting_words import evicted_words, starts_words
+from egs_core.client.places import URL, Address, find_address, has_listener, none_here
+from egs_core.client.waiting_words import evicted_words, starts_cell, starts_words
 from egs_core.errors import EgsError, InputError, counted
 from egs_core.units import parse_seconds
 
+NUMBER = re.compile(r"r?\d+")  # as a site server numbers runs, and drivers of frameworks
 DONE = {"abort": "ended", "pause": "paused", "resume": "resumed"}
 
 
@@ -30,10 +32,16 @@ def the_site() -> Address:
     killed left its socket: who asks would wait for ever."""
     found = find_address()
     if found is None:
-        raise EgsError("no EGS server here: start `egs serve`, or name one by EGS_URL")
+        raise EgsError(none_here())
     if found.socket is not None and not os.environ.get(URL) and not has_listener(found.socket):
         raise EgsError(f"no EGS server here: {found.socket} was left by one that has ended: start `egs serve`")
     return found
+
+
+def number_of(client: SiteClient, word: str) -> str:
+    """Of the run or driver that a command line names: by its number, or by the name of the only open run that has it,
+    else of the latest that has ended. Raises Refused where there is none, and where several are open."""
+    return word if NUMBER.fullmatch(word) else client.view(word, named=True).id
 
 
 def show_runs(address: Address, as_json: bool) -> None:
@@ -79,8 +87,7 @@ def show_queue(address: Address, as_json: bool) -> None:
         return
     rows = []
     for view in found.runs:
-        starts = starts_words(view).removeprefix("it should start ").replace("when it starts is not known", "not known")
-        gpus = f"{view.gpus:g}"
+        gpus, starts = f"{view.gpus:g}", starts_cell(view)
         if view.tasks is not None:
             gpus, starts = counted(view.tasks.waiting, "task"), view.framework
         where = (view.host,) if several else ()
@@ -139,7 +146,7 @@ def control_run(address: Address, request: ControlRequest, as_json: bool) -> Non
             raise InputError(f"--{option}", "the site server knows runs and drivers only", "name only that")
     ask = control_of(request.reason, request.grace_s)
     with connected(address) as client:
-        view = client.control(request.workload, request.verb, ask)
+        view = client.control(number_of(client, request.workload), request.verb, ask)
     if as_json:
         typer.echo(view.model_dump_json())
         return
@@ -206,7 +213,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 def release(
-    run: Annotated[str, typer.Argument(help="Number of a run that has started.")],
+    run: Annotated[str, typer.Argument(help="Number or name of a run that has started.")],
     reason: Annotated[str, typer.Option(help="Reason, for the log.")] = "",
     grace: Annotated[str, typer.Option(help="Time to save what it has, before what is left is killed.")] = "10s",
     as_json: AsJson = False,
@@ -215,7 +222,7 @@ def release(
     What `egs abort` ends has not succeeded."""
     ask = control_of(reason, parse_seconds(grace, "--grace"))
     with connected(the_site()) as client:
-        view = client.control(run, "release", ask)
+        view = client.control(number_of(client, run), "release", ask)
     typer.echo(view.model_dump_json() if as_json else f"run {view.id} ({view.name}): is told to end")
 
 

@@ -18,7 +18,7 @@ from egs_core.cli.site import the_site
 from egs_core.client import messages as c
 from egs_core.client.http import Unreachable, connected
 from egs_core.client.overview import Overview, QueueView
-from egs_core.client.waiting_words import starts_words, time_words
+from egs_core.client.waiting_words import starts_cell, time_words
 
 EVERY_S = 1.0
 
@@ -76,7 +76,9 @@ def shown(seen: Overview, now: float, height: int | None = None, problem: str = 
     several = len(seen.hosts) > 1
     devices = [_device(one, runs, now, several) for one in seen.devices]
     queues = [_queue(one) for one in seen.queues]
-    waiting = [(_named(run), run.user, run.queue, f"{run.gpus:g}", _starts(run), run.reason) for run in seen.waiting]
+    waiting = [
+        (_named(run), run.user, run.queue, f"{run.gpus:g}", starts_cell(run), run.reason) for run in seen.waiting
+    ]
     running, drivers = [_running(run, now) for run in seen.running], [_driver(run) for run in seen.drivers]
     most: list[int | None] = [None] * 5
     if height is not None:
@@ -139,8 +141,3 @@ def _driver(run: c.RunView) -> tuple[str, ...]:
 
 def _named(run: c.RunView) -> str:
     return f"{run.id} {run.name}"
-
-
-def _starts(run: c.RunView) -> str:
-    words = starts_words(run)
-    return words.removeprefix("it should start ").replace("when it starts is not known", "not known")

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from egs_core.cli.site import the_site
+from egs_core.cli.site import number_of, the_site
 from egs_core.client import messages as c
 from egs_core.client.http import connected
 from egs_core.client.options import option_error
@@ -18,7 +18,7 @@ WAITING = ("waiting", "paused")
 
 
 def update(
-    run: Annotated[str, typer.Argument(help="Number of the run, as `egs ps` lists it.")],
+    run: Annotated[str, typer.Argument(help="Number or name of the run, as `egs ps` lists it.")],
     priority: Annotated[int | None, typer.Option(help="Of two in a queue the higher one goes first.")] = None,
     queue: Annotated[str | None, typer.Option(help="Queue whose quota it uses.")] = None,
     gpus: Annotated[float | None, typer.Option(help="GPUs: whole ones, or a part of one, as 0.25.")] = None,
@@ -50,7 +50,7 @@ def update(
     except ValidationError as error:
         raise option_error(error) from None
     with connected(the_site()) as client:
-        view = client.update(run, ask)
+        view = client.update(number_of(client, run), ask)
     if as_json:
         typer.echo(view.model_dump_json())
     else:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import defaultdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,14 +15,14 @@ import typer
 
 from egs_core.cli import simulated as shared
 from egs_core.cli.reading import Histories, is_runlog, read_believed, read_workload
-from egs_core.cli.site import show_why, the_site
+from egs_core.cli.site import NUMBER, show_why, the_site
 from egs_core.client.http import Refused
 from egs_core.client.places import find_address
 from egs_core.engine import POLICIES
 from egs_core.engine.messages import Reason
 from egs_core.engine.order.queue import ONLY_CANDIDATE
 from egs_core.engine.state.lifecycle import HELD, PENDING, READY
-from egs_core.errors import EgsError, InputError, counted, listed
+from egs_core.errors import EgsError, InputError, counted, listed, node_words
 from egs_core.graph.columns import KIND_NAMES
 from egs_core.graph.places import did_you_mean
 from egs_core.runlog import records as r
@@ -37,7 +36,6 @@ from egs_core.sim.simulator import Simulation
 SHOWN = 5
 MOST_NAMED = 20  # tasks that one name stands for
 Waits = dict[tuple[str, str, int, int], Wait]  # by workload, task, phase, attempt
-RUN = re.compile(r"[a-z]?\d+")  # as a site server numbers runs, and drivers of frameworks
 
 
 def why(
@@ -61,12 +59,12 @@ def why(
 ) -> None:
     """Explain why a task of a run waited: for what in each phase, how long, and what then let it start."""
     if not tasks:
-        if not RUN.fullmatch(str(file)) and (file.exists() or find_address() is None):
+        if not NUMBER.fullmatch(str(file)) and (file.exists() or find_address() is None):
             _need_a_task(file)
         try:
             show_why(the_site(), str(file), as_json)
         except Refused as refusal:
-            is_file = refusal.status == 404 and not RUN.fullmatch(str(file))
+            is_file = refusal.status == 404 and not NUMBER.fullmatch(str(file))
             raise EgsError(f"{refusal}{'; and there is no such file' if is_file else ''}") from None
         return
     labels: dict[str, str] = {}
@@ -282,7 +280,8 @@ def _reason_in_log(own: list[r.Record], x: r.Ready | r.Started, between: list[st
     said = "; ".join(dict.fromkeys(held.reason for held in holds if held.reason))
     first = ""
     if between and isinstance(x, r.Started):
-        first = f"{counted(len(between), 'phase')} started before it on {x.node}, first {', '.join(between[:SHOWN])}"
+        ahead, there = ", ".join(between[:SHOWN]), node_words(x.node)
+        first = f"{counted(len(between), 'phase')} started before it on {there}, first {ahead}"
     let_go = _granted(grants) if isinstance(x, r.Started) else _granted_at(grants)
     text = "; ".join(part for part in (said, first, let_go) if part)
     if not text and isinstance(x, r.Started):

@@ -7,6 +7,18 @@ from __future__ import annotations
 
 import msgspec
 
+MOST_S = 31 * 86400.0
+"""So far back a server is asked, and keeps it, at most."""
+
+
+def path_of(over_s: float) -> str:
+    """What to ask for the last so many seconds.
+
+    >>> path_of(30 * 86400.0)  # no exponent: its sign would be a space in a URL
+    '/v1/driver-use?over=2592000'
+    """
+    return f"/v1/driver-use?over={over_s:.0f}"
+
 
 class UsedBy(msgspec.Struct, frozen=True):
     """GPU seconds of the tasks of one team on one place (a node, or NODE/FLAVOR) in a stretch of time, in seconds since

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import requests
 from pydantic import BaseModel, ValidationError
 from requests.adapters import HTTPAdapter
@@ -24,6 +25,7 @@ from egs_core.client import hosts as h
 from egs_core.client import messages as c
 from egs_core.client import requests as q
 from egs_core.client import tokens as t
+from egs_core.client.driver_use import DriverUse, path_of
 from egs_core.client.options import with_options
 from egs_core.client.overview import Overview
 from egs_core.client.places import TOKEN, TOKEN_FILE, URL, Address, read_token, trusted_certificates
@@ -100,7 +102,7 @@ class SiteClient:
         return self._post(f"/v1/runs/{_segment(run)}/update", ask, c.RunView)
 
     def view(self, run: str, *, named: bool = False) -> c.RunView:
-        """named: a run's name does, too: the newest open one that has it, else the newest."""
+        """named: a name means the only open run or driver that has it, else the run that has ended latest."""
         return self._ask("GET", f"/v1/runs/{_segment(run)}{'?named=true' if named else ''}", None, c.RunView)
 
     def runs(self, *, with_ended: bool = False) -> c.Runs:
@@ -114,6 +116,9 @@ class SiteClient:
 
     def overview(self) -> Overview:
         return self._ask("GET", "/v1/overview", None, Overview)
+
+    def driver_use(self, over_s: float) -> DriverUse:
+        return msgspec.json.decode(self.send("GET", path_of(over_s), None), type=DriverUse)
 
     def slos(self) -> Slos:
         return self._ask("GET", "/v1/slo", None, Slos)

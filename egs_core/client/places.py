@@ -42,6 +42,13 @@ def find_address() -> Address | None:
     return Address(f"unix://{found[0]}", found[0]) if found else None
 
 
+def none_here() -> str:
+    """What is said where `find_address` finds none: where it has looked, and what to do."""
+    tried = [*socket_places(), *(data_folder() / name / SOCKET_NAME for name in DATA_FOLDERS)]
+    looked = f"{URL} is not set, and no server listens at {' or '.join(map(str, tried))}"
+    return f"no EGS server here ({looked}): start `egs serve`, or name one by {URL}"
+
+
 def trusted_certificates() -> str | bool:
     """The file of certificates that `EGS_CA` names; True: the usual ones. Raises InputError for none there."""
     named = os.environ.get(CA, "").strip()

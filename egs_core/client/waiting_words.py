@@ -28,9 +28,21 @@ def why_words(view: c.RunView) -> str:
 
 
 def starts_words(view: c.RunView) -> str:
-    if view.starts_in_s is None:
-        return "when it starts is not known"
-    return f"it should start {in_words(view.starts_in_s)}"
+    return moment_words(view.starts_in_s, "start")
+
+
+def moment_words(in_s: float | None, verb: str) -> str:
+    """When something should be.
+
+    >>> moment_words(89.4, "begin"), moment_words(None, "begin")
+    ('it should begin in 89 s', 'when it begins is not known')
+    """
+    return f"when it {verb}s is not known" if in_s is None else f"it should {verb} {in_words(in_s)}"
+
+
+def starts_cell(view: c.RunView) -> str:
+    """The same in a table."""
+    return "not known" if view.starts_in_s is None else in_words(view.starts_in_s)
 
 
 def evicted_words(view: c.RunView) -> Iterator[str]:

@@ -1,8 +1,15 @@
-"""Sums of GPU hours and money by team, pipeline, task and user: as many as there are names, whatever is added."""
+"""Sums of GPU hours and money by team, pipeline, task and user: as many as there are names, whatever is added.
+
+For people they are shown in hundredths that add up: of a column to its total, and used and wasted to what was held.
+
+    sums        0.335 + 0.335 + 0.335 = 1.005        rounded down, and what is then missing
+    shown       0.34  + 0.33  + 0.33  = 1.00         goes to the largest remainders
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -15,6 +22,8 @@ from egs_core.runlog.steps import Interval, clip, subtract
 BY = ("team", "pipeline", "task", "user")
 NONE, OTHERS = "(none)", "(others)"
 MOST_NAMES = 20_000  # of each kind; what more there is comes together
+NOISE = 1e-6  # of a hundredth, by which a sum of binary fractions may be short of a whole one
+LITTLE = 1e-9  # is written as less than a hundredth, and adds nothing to a sum
 
 
 class Amounts(msgspec.Struct):
@@ -34,6 +43,9 @@ class Amounts(msgspec.Struct):
         if cost is not None and cost_wasted is not None:
             self.cost = (self.cost or 0.0) + cost
             self.cost_wasted = (self.cost_wasted or 0.0) + cost_wasted
+
+
+Rows = list[tuple[str, Amounts]]
 
 
 class Ledger:
@@ -60,9 +72,18 @@ class Ledger:
         for kind in BY:
             self._row(kind, getattr(use, kind)).add(*hours, *cost)
 
-    def rows(self, kind: str) -> list[tuple[str, Amounts]]:
+    def rows(self, kind: str) -> Rows:
         """The most held first."""
         return sorted(self.by[kind].items(), key=lambda row: (-row[1].gpu_h_held, row[0]))
+
+    def shown(self, kind: str) -> Rows:
+        """The same in hundredths that add up to those of `shown_total`."""
+        return in_hundredths(self.total, self.rows(kind))
+
+    @property
+    def shown_total(self) -> Amounts:
+        """See the module."""
+        return in_hundredths(self.total, [("", self.total)])[0][1]
 
     def to_dict(self) -> dict[str, Any]:
         """As `--json` prints it."""
@@ -89,6 +110,45 @@ class Ledger:
 
     def _cost(self, use: Use, times: list[Interval]) -> float | None:
         return None if self._prices is None else use.gpus * self._prices.of(use.node, times, is_dated=use.is_dated)
+
+
+def in_hundredths(total: Amounts, rows: Rows) -> Rows:
+    """Rows, which add up to the total, as they are shown beside it; see the module. What is less than a hundredth stays
+    more than nothing."""
+    every = [row for _, row in rows]
+    held = _cents(total.gpu_h_held, [row.gpu_h_held for row in every])
+    used = _cents(total.gpu_h_used, [row.gpu_h_used for row in every], held)
+    cost = _cents(total.cost or 0.0, [row.cost or 0.0 for row in every])
+    cost_wasted = _cents(total.cost_wasted or 0.0, [row.cost_wasted or 0.0 for row in every], cost)
+    return [
+        (
+            name,
+            Amounts(
+                _shown(held[n], row.gpu_h_held),
+                _shown(used[n], row.gpu_h_used),
+                _shown(held[n] - used[n], row.gpu_h_wasted),
+                None if row.cost is None else _shown(cost[n], row.cost),
+                None if row.cost_wasted is None else _shown(cost_wasted[n], row.cost_wasted),
+            ),
+        )
+        for n, (name, row) in enumerate(rows)
+    ]
+
+
+def _cents(total: float, parts: Sequence[float], most: Sequence[int] = ()) -> list[int]:
+    """Hundredths of each, none above `most`, that add up to those of the total (Hamilton's method)."""
+    found = [math.floor(part * 100 + NOISE) for part in parts]
+    by_remainder = sorted(range(len(parts)), key=lambda n: found[n] - parts[n] * 100)
+    missing = round(total * 100) - sum(found)
+    while missing > 0 and (able := [n for n in by_remainder if not most or found[n] < most[n]]):
+        for n in able[:missing]:
+            found[n] += 1
+        missing -= len(able[:missing])
+    return found
+
+
+def _shown(cents: int, amount: float) -> float:
+    return cents / 100 if cents else min(amount, LITTLE)
 
 
 def _told(row: Amounts) -> dict[str, Any]:

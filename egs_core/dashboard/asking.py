@@ -16,7 +16,7 @@ import msgspec
 
 from egs_core.client import messages as c
 from egs_core.client.ahead import Ahead, DriverTasksView
-from egs_core.client.driver_use import DriverUse
+from egs_core.client.driver_use import DriverUse, path_of
 from egs_core.client.http import SiteClient, Unreachable
 from egs_core.client.outlines import Outlines
 from egs_core.client.overview import BY_TOKEN_HEADER, Me, Overview
@@ -61,7 +61,7 @@ class Asking:
 
     async def driver_use(self, token: str, over_s: float) -> DriverUse:
         """What tasks of drivers held in the last so many seconds."""
-        return await self._decoded(f"/v1/driver-use?over={over_s:g}", token, DriverUse)
+        return await self._decoded(path_of(over_s), token, DriverUse)
 
     async def _decoded(self, path: str, token: str, kind: type[T]) -> T:
         found = await self._ask("GET", path, token)

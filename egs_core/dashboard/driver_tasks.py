@@ -10,7 +10,7 @@ from egs_core.client.messages import RunView
 from egs_core.client.outlines import Outline
 from egs_core.dashboard.parts import MOST_ROWS, Parts, coming, kept, moment, table
 from egs_core.dashboard.workloads import Workload, graph_parts, workload_of
-from egs_core.errors import labelled
+from egs_core.errors import labelled, node_words
 from egs_core.report import units
 from egs_core.report.html import Markup, tag
 from egs_core.runlog.labels import OPAQUE
@@ -103,9 +103,8 @@ def _called(tasks: Sequence[TaskOutline]) -> dict[str, str]:
 
 
 def _task_row(one: TaskOutline, called: str, workload: Workload) -> tuple[object, ...]:
-    where = (
-        ", ".join([one.node, *([f"GPU {', '.join(map(str, one.devices))}"] if one.devices else [])]) if one.node else ""
-    )
+    devices = f"GPU {', '.join(map(str, one.devices))}" if one.node and one.devices else ""
+    where = ", ".join(filter(None, (node_words(one.node), devices)))
     state = f"{one.state}, loaded ahead" if one.is_warm and one.state in ("waiting", "pending") else one.state
     return (
         called + (" (critical path)" if str(one.number) in workload.critical else ""),
@@ -141,11 +140,11 @@ def _end_row(run: Outline, at: float) -> tuple[object, ...]:
 
 
 def _loaded_row(one: Planned) -> tuple[object, ...]:
-    return one.task, one.node, one.state, _link(one, one.driver), one.user, one.workload
+    return one.task, node_words(one.node), one.state, _link(one, one.driver), one.user, one.workload
 
 
 def _kept_row(one: Planned) -> tuple[object, ...]:
-    return one.task, one.node, coming(one.at), f"{one.gpus:g}", _link(one, one.driver), one.user, one.queue
+    return one.task, node_words(one.node), coming(one.at), f"{one.gpus:g}", _link(one, one.driver), one.user, one.queue
 
 
 def _link(one: Planned, words: str) -> Markup:

@@ -16,6 +16,7 @@ from egs_core.client.overview import Overview, QueueView
 from egs_core.dashboard.measured import Use
 
 GIB = 1 << 30
+EMULATED = "emulated"  # the label of a device that is none, and so has no memory
 OTHERS = "another team's"
 Cell = str | float | None
 Row = tuple[Cell, ...]
@@ -177,7 +178,15 @@ def _device(one: c.Device, runs: Mapping[str, c.RunView], used: Mapping[str, Use
     more = ", drained" if one.drained and one.state != "drained" else ", host is silent" if one.suspect else ""
     state = f"{one.state}{more}" + (f", {one.free:g} free" if one.state == "held" and one.free else "")
     name = f"{one.host}/{one.id}" if several else one.id
-    return name, state, held, _whole(since), use.busy, _memory(one.memory_bytes, use.memory_bytes), one.label
+    return (
+        name,
+        state,
+        held,
+        _whole(since),
+        use.busy,
+        _memory(0 if one.label == EMULATED else one.memory_bytes, use.memory_bytes),
+        one.label,
+    )
 
 
 def _memory(total: int, used: int | None) -> str:
@@ -250,7 +259,7 @@ def _whole(at: float | None) -> float | None:
 
 def _totals(seen: Overview) -> str:
     free = sum(1 for one in seen.devices if one.state == "free")
-    kind = "emulated GPUs" if any(one.label == "emulated" for one in seen.devices) else "GPUs"
+    kind = "emulated GPUs" if any(one.label == EMULATED for one in seen.devices) else "GPUs"
     text = f"{free} of {len(seen.devices)} {kind} free; {seen.running_count} running, {seen.waiting_count} waiting"
     shown = [
         f"the first {len(runs)} that {word}"

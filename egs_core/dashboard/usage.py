@@ -56,7 +56,7 @@ def usage_parts(seen: Seen, over: str) -> Parts:
     ledger, problem = _ledger(seen, [*uses, *of_drivers], window)
     notes = [tag("p", note, class_="note") for note in _notes(seen, problem, window[0])]
     tasks_h = _added(Ledger(None, window), of_drivers).total.gpu_h_held
-    shares = ledger.by["team"]
+    shares = dict(ledger.shown("team"))
     currency = seen.prices.currency if seen.prices is not None and not problem else ""
     return {
         "title": (tag("h1", "Usage"), tag("p", f"the last {WORDS[over]}", id="status", role="status")),
@@ -130,7 +130,7 @@ def _over(seen: Seen, flow: Flow, ledger: Ledger, tasks_h: float, window: tuple[
     capacity_s, useful_s = flow.capacity.integral(window), flow.useful.integral(window)
     wasted_s = _wasted(seen, flow).integral(window)
     used, wasted = [units.share(one / capacity_s) if capacity_s else units.NONE for one in (useful_s, wasted_s)]
-    total = ledger.total
+    total = ledger.shown_total
     money = [] if total.cost is None or seen.prices is None else [("Cost", f"{total.cost:.2f} {seen.prices.currency}")]
     return [
         ("GPU hours held", two_places(total.gpu_h_held)),
@@ -169,6 +169,7 @@ def _notes(seen: Seen, problem: str, begin: float) -> Iterator[str]:
         yield f"Of those tasks what was held since {at:%Y-%m-%d %H:%M} UTC, when the server started."
     if seen.drivers.rows:
         yield "Their GPUs may be others than the site's: shares and the time line are of runs and requests alone."
+        yield "`egs cost` of the server has runs and requests alone, too: drivers' tasks are in their run logs."
     if seen.is_whole:
         yield "The line is of the GPUs that runs may have now: none that is drained, silent or used by others."
         yield "GPUs that nobody had are in no team's row. A run that waits for its quota counts, too, as waiting."

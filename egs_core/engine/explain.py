@@ -31,7 +31,7 @@ from egs_core.engine.state.metering import task_reaches
 from egs_core.engine.state.nodes import UNTRACKED, WHOLE_DEVICE, Node
 from egs_core.engine.state.records import QueueState
 from egs_core.engine.state.state import State
-from egs_core.errors import counted, listed
+from egs_core.errors import counted, listed, node_words
 from egs_core.graph.columns import GIB, KIND_NAMES, Shape
 
 SHOWN = 5
@@ -74,7 +74,7 @@ def explain(
     if status in (GRANTED, RUNNING):
         lease = state.leases[phase]
         devices = f", devices {list(lease.devices)}" if lease.devices else ""
-        where = f"{KIND_NAMES[state.kind[phase]]} phase on {state.nodes[lease.node].name}{devices}"
+        where = f"{KIND_NAMES[state.kind[phase]]} phase on {node_words(state.nodes[lease.node].name)}{devices}"
         return Reason(name, label, "", where + _limit_of(state, task, moment))
     why = state.workloads[state.task_workload[task]].over_limit if status == ABORTED else ""
     return Reason(name, label, "limit" if why else "", f"ended: {label}{': ' if why else ''}{why}")
@@ -106,7 +106,7 @@ def _pending(state: State, task: int, name: str) -> Reason:
 
 def _cold(state: State, task: int, name: str) -> Reason:
     if state.warmth[task] == WARMING:
-        how = f"its process is being loaded on {state.nodes[state.home[task]].name}"
+        how = f"its process is being loaded on {node_words(state.nodes[state.home[task]].name)}"
     else:
         how = "no process is warm for it yet: one is about to be left over, or every process slot is taken"
     return Reason(name, "ready", "warming", f"{how}; nothing is held for that")
@@ -280,7 +280,7 @@ def _kept_for(state: State, phases: Sequence[int], room: Sequence[int], moment: 
         if owner not in phases and not nodes.isdisjoint(room):
             task = state.task_of[owner]
             who = f"gang {state.gangs[state.gang_of[task]].name}" if task in state.gang_of else state.task_ids[task]
-            where = ", ".join(state.nodes[n].name for n in sorted(nodes)[:SHOWN])
+            where = ", ".join(node_words(state.nodes[n].name) for n in sorted(nodes)[:SHOWN])
             kept_for = f"kept for {who} on {where} from {moment(kept.at)} on"
             return f"room is there, but {kept_for}, and it would not have ended by then"
     return ""
@@ -348,7 +348,7 @@ def _missing_for_all(nodes: Sequence[Node], total: Shape) -> str:
 def _missing(node: Node, shape: Shape, gpus: int) -> str:
     """gpus: how many of its own may be had."""
     if 0 < shape.gpu_milli < WHOLE_DEVICE and lacking(node, shape) == "gpus":
-        return f"{node.name} has {_most_free(node, shape)}"
+        return f"{node_words(node.name)} has {_most_free(node, shape)}"
     whole = sum(free == WHOLE_DEVICE for free in node.devices[: node.gpus])
     free = {
         "": "room",
@@ -357,7 +357,7 @@ def _missing(node: Node, shape: Shape, gpus: int) -> str:
         "gpus": f"{whole} of {counted(gpus, 'GPU')} wholly free",
     }
     drained = f" ({len(node.drained)} drained)" if node.drained and lacking(node, shape) == "gpus" else ""
-    return f"{node.name} has {free[lacking(node, shape)]}{drained}"
+    return f"{node_words(node.name)} has {free[lacking(node, shape)]}{drained}"
 
 
 def _most_free(node: Node, shape: Shape) -> str:

@@ -288,9 +288,12 @@ def _add_routes(app: FastAPI, site: Site) -> None:
 
     @app.get("/v1/runs/{run}")
     async def run_view(who: Who, run: Annotated[str, Path(max_length=200)], named: bool = False) -> c.RunView:
+        if named and not is_driver(run):
+            drivers = await site.sharing.ask(lambda pools: pools.called(who, run))
+            run = await site.ask(lambda logic: logic.called(who, run, drivers))
         if is_driver(run):
             return await site.sharing.ask(lambda pools: pools.view(who, run))
-        return await site.ask(lambda logic: logic.view(who, run, named=named))
+        return await site.ask(lambda logic: logic.view(who, run))
 
     @app.post("/v1/runs")
     async def submit(who: Who, ask: c.RunRequest) -> c.RunView:

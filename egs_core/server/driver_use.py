@@ -11,12 +11,12 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 
-from egs_core.client.driver_use import DriverUse, UsedBy
+from egs_core.client.driver_use import MOST_S, DriverUse, UsedBy
 from egs_core.server.steps import Steps
 from egs_core.site.held import Held
 
 FINE_S, COARSE_S = 300.0, 3600.0
-FINE_FOR_S, COARSE_FOR_S = 2 * 86400.0, 31 * 86400.0
+FINE_FOR_S, COARSE_FOR_S = 2 * 86400.0, MOST_S
 MOST_TASKS = 10_000  # of which it is known until when they were counted
 MOST_KEYS = 500  # of a stretch; nodes may come and go
 IN_A_STEP = 100  # stretches

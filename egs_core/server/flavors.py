@@ -115,9 +115,14 @@ def may_have(run: Run, device: Device) -> bool:
 
 
 def check_wish(run: Run, devices: Sequence[Device]) -> None:
-    """Raises Refusal for flavors that its host does not have."""
-    if not run.flavors:
-        return
+    """Raises Refusal for flavors that its host does not have, and for several slices."""
+    if run.flavors:
+        _check_flavors(run, devices)
+    if run.gpus > 1:
+        _check_slices(run, [device for device in devices if may_have(run, device)])
+
+
+def _check_flavors(run: Run, devices: Sequence[Device]) -> None:
     if not run.gpus:
         raise Refusal(422, "flavors: does nothing without GPUs")
     there = tuple(dict.fromkeys(device.kind for device in devices))
@@ -130,6 +135,15 @@ def check_wish(run: Run, devices: Sequence[Device]) -> None:
         asked = " or ".join(run.flavors) + (" with so much memory" if run.gpu_memory_bytes else "")
         here = f"there {'is' if count == 1 else 'are'} {counted(count, 'GPU')}"
         raise Refusal(422, f"flavors: {here} of flavor {asked} here, and {run.gpus:g} are needed")
+
+
+def _check_slices(run: Run, able: Sequence[Device]) -> None:
+    whole = sum(not device.is_slice for device in able)
+    if run.gpus > whole and whole < len(able):
+        here = f"there {'is' if whole == 1 else 'are'} {counted(whole, 'whole GPU')} here for that"
+        rest = f"{counted(len(able) - whole, 'MIG slice')}, of which a CUDA process sees one only"
+        hint = f"ask for --gpus 1, and add --array {run.gpus:g} for as many processes"
+        raise Refusal(422, f"gpus: {run.gpus:g} are needed; {here}, and {rest}: {hint}")
 
 
 class Flavors:
@@ -164,8 +178,12 @@ class Flavors:
 
     def places(self, run: Run) -> tuple[str, ...]:
         """Where it may start: on its own host, on what it wants there. () for anywhere."""
-        host, flavors = self._prefix(run.host), dict.fromkeys(unlike(self._views.devices_of(run.host)))
-        own = meant(run.flavors, flavors)
+        devices, host = self._views.devices_of(run.host), self._prefix(run.host)
+        flavors = dict.fromkeys(unlike(devices))
+        own = meant(run.flavors, flavors) or tuple(flavors)
+        if run.gpus > 1:  # a process sees one slice only
+            slices = {device.kind for device in devices if device.is_slice}
+            own = tuple([flavor for flavor in own if flavor not in slices])
         if len(own) in (0, len(flavors)):
             return (host,) if host else ()
         return tuple([engine_name(host, flavor) for flavor in own])

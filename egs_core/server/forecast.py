@@ -7,8 +7,8 @@
 It counts devices only, and parts of them: not CPUs, memory, or what comes later and goes first. Where a length that it
 depends on is not known it says nothing; nor of what its queue's quota will keep out when a device is free, and of those
 of its queue behind it, which others then pass. What is told to stop, for another or by an operator, does not run as
-long as it was expected to. What it expects to start at once, though the engine let it wait, waits
-for what is not counted: `views` tells no moment then.
+long as it was expected to; of what should have stopped by now nobody knows when it will. What it expects to start at
+once, though the engine let it wait, waits for what is not counted: `views` tells no moment then.
 """
 
 from __future__ import annotations
@@ -28,10 +28,15 @@ from egs_core.engine.specs import NO_LIMIT, NO_QUEUE
 
 UNKNOWN_S = math.inf
 WHOLE_DEVICE = 1000  # thousandths
+StopsAt = Callable[[int], float | None]  # of a task that is to stop: when it should have, UNKNOWN_S: by now; else None
 Held = tuple[float, int, tuple[int, ...], int]  # until when, of each device so many thousandths, the phase
 
 
-def expected_starts(engine: Engine, stopped: Collection[str] = ()) -> dict[int, float]:
+def _none_stops(_task: int) -> None:
+    """Of pools whose work their drivers stop."""
+
+
+def expected_starts(engine: Engine, stopped: Collection[str] = (), stops_at: StopsAt = _none_stops) -> dict[int, float]:
     """Of each ready phase, in the order in which they are expected to start, seconds from now; those of which nothing
     can be said are left out. Where there are several hosts each has its own queue, for each is a flavor of its own.
     stopped: queues that get nothing new. Where a host's devices are of several flavors nothing is said of any."""
@@ -39,11 +44,11 @@ def expected_starts(engine: Engine, stopped: Collection[str] = ()) -> dict[int, 
     if any(node.device_flavors for node in state.nodes):
         return {}  # which devices they will wait for is not known
     if len(state.nodes) < 2:
-        return _starts_on(engine, 0, partial(_order, engine, stopped)) if state.nodes else {}
+        return _starts_on(engine, 0, partial(_order, engine, stopped), stops_at) if state.nodes else {}
     found: dict[int, float] = {}
     for number, node in enumerate(state.nodes):
         if node.alive:
-            found |= _starts_on(engine, number, partial(_order_on, engine, node.flavor, stopped))
+            found |= _starts_on(engine, number, partial(_order_on, engine, node.flavor, stopped), stops_at)
     return _together(engine, found)
 
 
@@ -79,7 +84,7 @@ def _order_on(engine: Engine, flavor: str, stopped: Collection[str]) -> list[int
     return [one for one in _order(engine, stopped) if options(engine.state.task_of[one]).flavors == (flavor,)]
 
 
-def _starts_on(engine: Engine, number: int, order: Callable[[], Iterable[int]]) -> dict[int, float]:
+def _starts_on(engine: Engine, number: int, order: Callable[[], Iterable[int]], stops_at: StopsAt) -> dict[int, float]:
     """Of what waits for one node."""
     state = engine.state
     free = list(state.nodes[number].devices)
@@ -87,7 +92,7 @@ def _starts_on(engine: Engine, number: int, order: Callable[[], Iterable[int]]) 
     for phase, lease in state.leases.items():
         if lease.node != number:
             continue
-        left_s = _left_s(engine, phase)
+        left_s = _left_s(engine, phase, stops_at)
         heapq.heappush(ends, (left_s, lease.gpu_milli, lease.devices, phase))
     found: dict[int, float] = {}
     if not any(free) and all(left_s == UNKNOWN_S for left_s, *_ in ends):
@@ -117,12 +122,17 @@ def _starts_on(engine: Engine, number: int, order: Callable[[], Iterable[int]]) 
     return found
 
 
-def _left_s(engine: Engine, phase: int) -> float:
+def _left_s(engine: Engine, phase: int, stops_at: StopsAt) -> float:
     """How long what holds a lease will, at the most where it is evicted."""
     state, task = engine.state, engine.state.task_of[phase]
+    stop_at = stops_at(task)
+    if stop_at == UNKNOWN_S:
+        return UNKNOWN_S
     if task in state.stopping:
         return 0.0  # by an operator, who has said how long that may take
     left_s = UNKNOWN_S if phase in state.unknown else max(0.0, expected_end_s(state, phase) - state.now)
+    if stop_at is not None:
+        return min(left_s, max(0.0, stop_at - state.now))
     return min(left_s, engine.config.grace_s) if task in state.recalled else left_s
 
 

@@ -30,6 +30,7 @@ from egs_core.server.hosts import OWN, JoinedHost
 from egs_core.server.hosts import SILENT_S as HOST_SILENT_S
 from egs_core.server.outlines import Changes
 from egs_core.server.principals import Principal
+from egs_core.server.rights import Seat
 from egs_core.server.runs import Known, Offer, Refusal, Run, SiteFacts
 from egs_core.server.spending import Saved
 from egs_core.site.spanning import Spanning
@@ -155,6 +156,8 @@ class SiteLogic:
         book = self.book
         hosts = list(book.hosts.all.values()) if book.hosts.is_dirty else []
         book.hosts.is_dirty = False
+        for run in book.dirty.values():
+            run.stop_at = (book.now if run.stop_at is None else run.stop_at) if run.stop else None
         self.changes.note(book.dirty)
         self.changes.forget(book.forgotten)
         batch = Batch(book.barrier.take(), list(book.dirty.values()), book.forgotten, book.lines, hosts)
@@ -300,11 +303,14 @@ class SiteLogic:
         budgets = self.views.spending.views(who, self.book.team_of_queue)
         return self.views.queue(who.sees).model_copy(update={"budgets": budgets})
 
-    def view(self, who: Principal, run_id: str, *, named: bool = False) -> c.RunView:
-        """named: its name does, too, as `Rights.called` has it."""
+    def view(self, who: Principal, run_id: str) -> c.RunView:
         who.need_to_see()
-        rights = self.book.rights
-        return self.book.view(who, rights.called(who, run_id) if named else rights.visible(who, run_id))
+        return self.book.view(who, self.book.rights.visible(who, run_id))
+
+    def called(self, who: Principal, word: str, drivers: Sequence[Seat] = ()) -> str:
+        """As `Rights.called`."""
+        who.need_to_see()
+        return self.book.rights.called(who, word, drivers)
 
     def check(self, who: Principal, ask: c.RunRequest) -> c.RunView:
         """What `submit` would answer now. Nothing is asked for: the request meets a copy of the site."""

@@ -126,6 +126,10 @@ class Pools(SharedPools):
         who.need_to_see()
         return self._view(who, self._visible(who, driver_id), self._heads())
 
+    def called(self, who: Principal, name: str) -> list[Driver]:
+        """Those of that name that the asker sees."""
+        return [one for one in self._drivers.values() if one.name == name and who.sees(one)]
+
     def tasks_steps(self, who: Principal, driver_id: str) -> Steps[DriverTasksView]:
         """A driver's tasks, some at a time. Raises Refusal, also where it has left meanwhile."""
         who.need_to_see()

@@ -18,7 +18,6 @@ from egs_core.server import inside
 from egs_core.server.admission import admit, check_for, check_host, check_open, place, register
 from egs_core.server.book import CONFIG, Book
 from egs_core.server.controls import control, update
-from egs_core.server.forecast import expected_starts
 from egs_core.server.hosts import OWN
 from egs_core.server.inside import parts_of
 from egs_core.server.principals import SUBMITTING, Principal
@@ -96,7 +95,7 @@ def listed(book: Book, who: Principal, *, with_ended: bool = False) -> q.Request
     who.need_to_see()
     runs = [run for run in (book.runs if with_ended else book.views.open).values() if run.is_request and who.sees(run)]
     found = list({run.whole: parts_of(book, run) for run in runs}.values())
-    places, starts = _places(book), expected_starts(book.engine, book.views.spending.stopped)
+    places, starts = _places(book), book.views.starts()
     return q.Requests(requests=tuple([_view(book, who, parts, places, starts) for parts in found]))
 
 
@@ -104,7 +103,7 @@ def view(book: Book, who: Principal, number: str) -> q.RequestView:
     """One of them. Raises Refusal (404) for what is none, or not to be seen."""
     who.need_to_see()
     parts = _found(book, who, number)
-    return _view(book, who, parts, _places(book), expected_starts(book.engine, book.views.spending.stopped))
+    return _view(book, who, parts, _places(book), book.views.starts())
 
 
 def advance(book: Book) -> None:

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from egs_core.errors import listed
 from egs_core.server.principals import Principal
 from egs_core.server.runs import Refusal, Run
+
+
+class Seat(Protocol):
+    """A driver of a framework at the server."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def user(self) -> str: ...
 
 
 class Rights:
@@ -22,13 +33,21 @@ class Rights:
             raise Refusal(404, self.missing(who, run_id))
         return run
 
-    def called(self, who: Principal, word: str) -> Run:
-        """The run of that number, or of those of that name that it sees the newest open one, else the newest. Raises
-        Refusal (404)."""
-        same = [run for run in self._runs.values() if run.name == word and who.sees(run)]
-        if word.isdecimal() or not same:
-            return self.visible(who, word)
-        return ([run for run in same if run.is_open] or same)[-1]
+    def called(self, who: Principal, word: str, drivers: Sequence[Seat] = ()) -> str:
+        """The number of what people call by a name: of the only open run, or driver of these, that has it and that it
+        sees; else of the run that has ended latest. A number is its own. Raises Refusal: 404 for none, 409 where
+        several are open."""
+        if word.isdecimal():
+            return word
+        same = {run.whole: run for run in self._runs.values() if run.name == word and who.sees(run)}
+        alive = {number: run.user for number, run in same.items() if run.is_open}
+        alive |= {one.id: one.user for one in drivers}
+        if len(alive) > 1:
+            them = listed([f"{number} ({user})" for number, user in alive.items()], 8)
+            raise Refusal(409, f"{word!r} is the name of {len(alive)} open runs: say which by its number: {them}")
+        if not alive and not same:
+            raise Refusal(404, self.missing(who, word))
+        return next(iter(alive)) if alive else max(same.values(), key=lambda run: (run.ended_at or 0.0, int(run.id))).id
 
     def missing(self, who: Principal, run_id: str) -> str:
         """What is said of a run that is not there for who asks; where its name was given, which ones have it."""
@@ -36,7 +55,7 @@ class Rights:
         same = [run.id for run in runs if run.name == run_id and who.sees(run)][::-1]
         if not same:
             return f"there is no run {run_id!r}: `egs ps` lists those that are open"
-        return f"there is no run {run_id!r}: a run is named by its number, {listed(same, 3)}"
+        return f"{run_id!r} is a name, and a run is meant by its number here: {listed(same, 3)}"
 
     def changeable(self, who: Principal, run_id: str) -> Run:
         """Its user's, or an operator's; from its own host, where a host asks. Raises Refusal (403, 404)."""

@@ -45,6 +45,11 @@ class Device(msgspec.Struct, frozen=True):
     flavor: str = ""
 
     @property
+    def is_slice(self) -> bool:
+        """Whether it is one of a GPU that MIG splits."""
+        return self.id.startswith("MIG-")
+
+    @property
     def kind(self) -> str:
         """Its flavor; "" where that is not known."""
         return self.flavor or flavor_of_product("" if self.label == EMULATED else self.label)
@@ -160,7 +165,7 @@ class Run(msgspec.Struct, omit_defaults=True):
     which it was submitted to come; follows_when: of those of them that need not succeed, how they have to end. roams:
     the site has chosen its host, and may choose another one while it waits.
     turn_at: since when it is its turn to wait, later by what it was held; held_at: since when it is, see `turns`.
-    earlier: what it had before it was evicted, the last times.
+    earlier: what it had before it was evicted, the last times. stop_at: since when it is to stop, in what is durable.
     """
 
     id: str
@@ -219,6 +224,7 @@ class Run(msgspec.Struct, omit_defaults=True):
     turn_at: float | None = None
     held_at: float | None = None
     earlier: tuple[Attempt, ...] = ()
+    stop_at: float | None = None
 
     @property
     def workload(self) -> str:

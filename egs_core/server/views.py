@@ -10,12 +10,12 @@ from egs_core.calendar import Window
 from egs_core.client import messages as c
 from egs_core.client.outlines import Earlier
 from egs_core.client.processes import lease_mark
-from egs_core.client.waiting_words import HOW_TO_END
+from egs_core.client.waiting_words import HOW_TO_END, time_words
 from egs_core.engine import Engine
 from egs_core.engine.rules.fit import lacking
 from egs_core.engine.state.nodes import Node
 from egs_core.errors import listed
-from egs_core.server.forecast import expected_starts
+from egs_core.server.forecast import UNKNOWN_S, expected_starts
 from egs_core.server.gangs import Gangs, come_words
 from egs_core.server.hosts import OWN, Hosts
 from egs_core.server.keeping import words
@@ -25,6 +25,8 @@ from egs_core.server.spending import Spending
 
 BEAT_S = 5.0  # how often a client is to be heard of
 MOMENT_S = 5.0  # what should have started so long ago, or longer, starts nobody knows when
+LATE_S = 2.0  # so long after its grace what was killed has been seen to be gone
+SHOWN_STEP_S = 10.0  # in which a text that tells of a time that goes on changes
 MOST_EXPLAINED = 100
 OTHERS = "(one of another team)"
 NUMBERED = re.compile(r"\d+(?= \()")
@@ -142,8 +144,22 @@ class Views:
 
     def explained(self, runs: Sequence[Run], sees: Sees = _all, most: int = MOST_EXPLAINED) -> tuple[c.RunView, ...]:
         """With why they wait, and when they should start: the first so many."""
-        starts = expected_starts(self._engine, self.spending.stopped)
+        starts = self.starts()
         return tuple([self.view(run, n < most, starts, sees) for n, run in enumerate(runs)])
+
+    def starts(self) -> dict[int, float]:
+        """As `expected_starts`."""
+        return expected_starts(self._engine, self.spending.stopped, self._stops_at)
+
+    def _stops_at(self, task: int) -> float | None:
+        run = self._by_task.get(task)
+        return (
+            None if run is None or not run.stop else UNKNOWN_S if self._is_late(run) else _stops_at(run, self.clock())
+        )
+
+    def _is_late(self, run: Run) -> bool:
+        """Whether it was told to stop, and should have by now."""
+        return bool(run.stop) and _stops_at(run, self.clock()) <= self.clock() - LATE_S
 
     def view(
         self, run: Run, with_reason: bool = False, starts: dict[int, float] | None = None, sees: Sees = _all
@@ -154,7 +170,7 @@ class Views:
         starts_in_s = None
         awaited = self._runs[run.inside] if run.inside else run
         if with_reason and run.is_open and lease is None and awaited.lease is None and awaited.task != NOT_ADMITTED:
-            starts = expected_starts(self._engine, self.spending.stopped) if starts is None else starts
+            starts = self.starts() if starts is None else starts
             found = starts.get(self._engine.state.cursor[awaited.task])
             if found and kind not in (
                 "quota",
@@ -235,6 +251,7 @@ class Views:
         if reason.kind == "capacity":
             text += self._holders(short.host, sees)
             text = f"starts on its {run.gang.size} hosts together: {text}" if run.is_request and run.gang else text
+            text += self._late_ends(short.host, sees)
         text += self.used_elsewhere(run.queue, sees) if reason.kind == "quota" else ""
         text += self._evicted_for(run, sees) if run.lease is None else ""
         return reason.kind, self.told_text(text, sees)
@@ -246,9 +263,19 @@ class Views:
         stop = [one for one in self.open_runs() if one.is_evicted and one.stop.startswith(names)]
         if not stop:
             return ""
-        called = [f"{one.id} ({one.name})" if sees(one) else OTHERS for one in stop]
         at_most_s = max(one.grace_s for one in stop)
-        return f"; evicted for it, and stopped within {at_most_s:g} s: {listed(called, 4)}"
+        within = "" if any(self._is_late(one) for one in stop) else f", and stopped within {at_most_s:g} s"
+        return f"; evicted for it{within}: {listed([_label(one, sees) for one in stop], 4)}"
+
+    def _late_ends(self, host: str, sees: Sees) -> str:
+        """Which runs there should have stopped by now, and since when they are to; "" for none."""
+        late = [run for run in self.open_runs() if run.lease and run.lease.devices and run.host == host]
+        late = [run for run in late if not run.inside and self._is_late(run)]
+        told = []
+        for run in late:
+            since_s = self.clock() - (run.stop_at or 0.0)
+            told.append(f"{_label(run, sees)} for {time_words(since_s - since_s % SHOWN_STEP_S)} now")
+        return f"; it waits for the end of what was told to stop: {listed(told, 4)}" if told else ""
 
     def _short(self, run: Run) -> Run:
         """Of a request over several hosts that waits the part whose host has no room for it, where one has none; else
@@ -363,6 +390,15 @@ class Views:
         """Whether nothing starts there that needs no device either: it is silent, or drained with all of its own."""
         node, devices = self.node_of(host), self.devices_of(host)
         return self.hosts.is_silent(host) or (node is not None and bool(devices) and len(node.drained) == len(devices))
+
+
+def _label(run: Run, sees: Sees) -> str:
+    return f"{run.id} ({run.name})" if sees(run) else OTHERS
+
+
+def _stops_at(run: Run, now: float) -> float:
+    """When what is to stop should have; now: where nobody has noted since when it is to."""
+    return (now if run.stop_at is None else run.stop_at) + run.grace_s
 
 
 def _device(one: Device, holders: list[Run], free: float, idle: str, sees: Sees, more: Mapping[str, Any]) -> c.Device:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 from egs_core.engine.state.nodes import Node
 from egs_core.engine.state.state import State
-from egs_core.errors import counted
+from egs_core.errors import counted, node_words
 
 NODE = "node"
 Group = tuple[str, ...]  # one value for each level
@@ -99,7 +99,11 @@ def describe_levels(state: State, levels: Sequence[str]) -> str:
     if not groups:
         return f"all in one {wanted} (no node says in which {wanted} it is)"
     gpus, cpus, name = max(
-        (sum(n.gpus for n in nodes.values()), sum(n.cpu_milli for n in nodes.values()) / 1000, " of ".join(group))
+        (
+            sum(n.gpus for n in nodes.values()),
+            sum(n.cpu_milli for n in nodes.values()) / 1000,
+            " of ".join(map(node_words, group)),
+        )
         for group, nodes in groups
     )
     return f"all in one {wanted} (the largest, {name}, has {counted(gpus, 'GPU')} and {counted(cpus, 'CPU')})"

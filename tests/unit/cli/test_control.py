@@ -73,10 +73,12 @@ def test_a_driver_that_hangs(adapter: Adapter, capsys: pytest.CaptureFixture[str
 def test_an_unknown_target_is_one_line(adapter: Adapter, capsys: pytest.CaptureFixture[str]) -> None:
     """It names what there is; exit code 2."""
     assert run(["abort", "other"]) == 2
+    assert capsys.readouterr().err.endswith("; and other: no such workload runs (there are: train#0)\n")
+    assert run(["abort", "other", "--on", "x"]) == 2
     assert capsys.readouterr().err == "error: other: no such workload runs (there are: train#0)\n"
     assert run(["abort", "train#0", "--grace", "soon"]) == 2
     assert "--grace" in capsys.readouterr().err
-    assert len(adapter.asked) == 1
+    assert len(adapter.asked) == 2
 
 
 def test_ps(adapter: Adapter, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,6 +111,19 @@ def test_rows_in_a_pipe_are_whole(
     assert adapter.asked == []
 
 
+def test_a_number_without_a_server_says_who_was_asked_instead(
+    adapter: Adapter, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where this user has a cluster on this host: the server was looked for, then that one was asked."""
+    monkeypatch.setattr(adapter, "at_hand", lambda: "10.0.0.7:6379", raising=False)
+    assert run(["abort", "1"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: no EGS server here (EGS_URL is not set, and no server listens at ")
+    asked = f"{adapters.default_adapter()} at 10.0.0.7:6379 was asked instead"
+    assert told.endswith(f"; and {asked}: 1: no such workload runs (there are: train#0)\n")
+    assert adapter.asked[-1].address == "10.0.0.7:6379"
+
+
 def test_an_adapter_without_control(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A framework that cannot is named."""
     monkeypatch.setattr(adapters, "load_adapter", lambda _: object())
@@ -127,8 +142,7 @@ def test_ps_where_there_is_nothing(
     monkeypatch.setattr(adapter, "running", fails)
     assert run(["ps"]) == 2
     told = capsys.readouterr().err
-    assert told.startswith(
-        "error: no EGS server here (start `egs serve`, or name one by EGS_URL), and control of Ray: "
-    )
+    assert told.startswith("error: no EGS server here (EGS_URL is not set, and no server listens at ")
+    assert told.endswith("): start `egs serve`, or name one by EGS_URL; and control of Ray: no cluster found\n")
     assert run(["ps", "--on", "ray"]) == 2
     assert "server" not in capsys.readouterr().err

@@ -316,7 +316,7 @@ def test_why_of_what_never_started(tmp_path: Path, capsys: pytest.CaptureFixture
         ("why FILE train1", "--slots: no cluster is given"),
         ("why FILE", "name a task of it (it has load, train1, train2, evaluate)"),
         ("why missing.jsonl", "missing.jsonl: no such file, and no number of a run"),
-        ("why 7", "no EGS server here: start `egs serve`, or name one by EGS_URL"),
+        ("why 7", "): start `egs serve`, or name one by EGS_URL"),
         ("why FILE train1 --slots 2 --at -1", "--at: must be a number of seconds"),
     ],
 )

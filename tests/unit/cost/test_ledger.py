@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from datetime import UTC, datetime
 
 import pytest
+from msgspec.structs import astuple
 
 from egs_core.client.messages import RunView
 from egs_core.cost import ledger as module
-from egs_core.cost.ledger import OTHERS, Ledger
+from egs_core.cost.ledger import OTHERS, Amounts, Ledger
 from egs_core.cost.prices import parse_prices
 from egs_core.cost.served import uses_of_runs
 from egs_core.cost.uses import Use
@@ -60,6 +62,25 @@ def test_a_month_has_its_part_of_what_crosses_it() -> None:
     assert (second.gpu_h_held, second.gpu_h_used, second.cost) == pytest.approx((5.0, 1.0, 20.0))
     assert (whole.gpu_h_held, whole.cost) == pytest.approx((15.0, 40.0))
     assert (other.gpu_h_held, other.cost, ledgers[3].by["team"]) == (0.0, 0.0, {})
+
+
+def test_what_is_shown_adds_up() -> None:
+    """Of many sums of a few hours: the hundredths of each column add up to those of its total, used and wasted of each
+    row to what it held, each is about what it is a sum of, and what is little is not shown as none."""
+    draw = random.Random(7)
+    for _ in range(300):
+        found = Ledger(parse_prices(PRICES))
+        for name in range(draw.randint(1, 12)):
+            hours = draw.choice((0.001, 0.0335, 0.335, 1.005, draw.uniform(0, 3)))
+            found.add(use(0, hours, (0, hours * draw.choice((0.0, 0.5, 1.0))), team=f"t{name}"))
+        total, rows = found.shown_total, [row for _, row in found.shown("team")]
+        sums = Amounts(*(sum(column) for column in zip(*map(astuple, rows), strict=True)))
+        assert [f"{one:.2f}" for one in astuple(sums)] == [f"{one:.2f}" for one in astuple(total)]
+        for shown, (_, real) in zip([total, *rows], [("", found.total), *found.rows("team")], strict=True):
+            assert f"{shown.gpu_h_used + shown.gpu_h_wasted:.2f}" == f"{shown.gpu_h_held:.2f}"
+            for one, other in zip(astuple(shown), astuple(real), strict=True):
+                assert abs(one - other) < 0.02 + 1e-6
+                assert bool(one) >= (other > 1e-6)
 
 
 def test_without_prices_there_is_no_cost() -> None:

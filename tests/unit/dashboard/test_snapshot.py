@@ -84,7 +84,7 @@ def test_what_is_shown() -> None:
     """Who holds what since when, what another team has without its name, why something waits, what is measured."""
     found = snapshot(site(), {"0": Use(0.37, 1 << 32)})
     mine, theirs = found.rows["devices"].values()
-    assert mine == ("0", "held", "1 (job1, ann)", 1010.0, 0.37, "4.0 of 8 GiB", "emulated")
+    assert mine == ("0", "held", "1 (job1, ann)", 1010.0, 0.37, "4.0 GiB", "emulated")
     assert theirs == ("1", "held", "another team's", None, None, "", "")
     assert found.rows["queues"]["images"] == ("images", "vision", "1", "1", "1", 1160.0)
     assert found.rows["waiting"]["2"][2:5] == ("needs 1 GPU", 1160.0, 1000.0)
@@ -93,11 +93,18 @@ def test_what_is_shown() -> None:
     assert found.totals == "0 of 2 emulated GPUs free; 1 running, 1 waiting"
 
 
+def test_an_emulated_gpu_has_no_memory() -> None:
+    """What a part of it is reckoned by is not shown as if it were there; that of a real one is."""
+    assert snapshot(site(), {}).rows["devices"]["a/0"][5] == ""
+    real = c.Device(id="0", label="NVIDIA A100", memory_bytes=1 << 33, state="free", host="a")
+    assert snapshot(site(devices=(real,)), {}).rows["devices"]["a/0"][5] == "8 GiB"
+
+
 def test_what_others_use_is_not_shown() -> None:
     """Neither how much a GPU computes that another team has a part of, nor what is used of a queue for all."""
     queue = QueueView(name="common", gpus=2)
     found = snapshot(site(queues=(queue,)), {"0": Use(0.37, 1 << 32), "1": Use(0.93, 1 << 32)})
-    assert [row[4:6] for row in found.rows["devices"].values()] == [(0.37, "4.0 of 8 GiB"), (None, "")]
+    assert [row[4:6] for row in found.rows["devices"].values()] == [(0.37, "4.0 GiB"), (None, "")]
     assert found.rows["queues"]["common"][3] == ""
 
 

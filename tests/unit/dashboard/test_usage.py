@@ -61,6 +61,15 @@ def test_figures_by_hand() -> None:
     assert teams in texts(parts, "teams")
 
 
+def test_teams_rows_add_up_to_the_total() -> None:
+    """Three teams with twenty minutes each: an hour in all, of which the rows have 0.34, 0.33 and 0.33."""
+    runs = [held(n, 2, 2 - 20 / 60, team=f"team{n}") for n in range(3)]
+    parts = encoded(usage_parts(Seen(runs, [Device(id=str(n)) for n in range(3)], NOW, True), "24h"))
+    assert "GPU hours held 1.00 " in texts(parts, "time") + " "
+    rows = [one for one in texts(parts, "teams").split() if one.startswith("0.3")]  # held and used of each
+    assert sorted(rows[::2]) == ["0.33", "0.33", "0.34"]
+
+
 def test_only_the_time_that_is_asked_for_counts() -> None:
     """Of the last hour: one held; a run that ended before is in no sum, and no part is missing."""
     parts = encoded(usage_parts(site(), "1h"))
@@ -136,6 +145,8 @@ def test_what_tasks_of_drivers_held_is_in_teams_rows_and_in_money() -> None:
     for words in ("vision 5.00 4.00 1.00 10.00 EUR 2.00 EUR", "text 1.00 1.00 0.00 2.00 EUR 0.00 EUR"):
         assert words in texts(parts, "teams"), words
     assert "when the server started" in texts(parts, "notes")
+    assert "`egs cost` of the server has runs and requests alone" in texts(parts, "notes")
+    assert "egs cost" not in texts(encoded(usage_parts(site(prices=PRICES), "24h")), "notes")
     hour = encoded(usage_parts(site(prices=PRICES, drivers=drivers), "1h"))
     assert "Of that drivers' tasks 1.00" in texts(hour, "time")
     assert "when the server started" not in texts(hour, "notes")

@@ -35,6 +35,21 @@ def test_ready_names_what_lacks_and_who_is_ahead() -> None:
     assert bench.reason("a").text.endswith("; it is first in the queue")
 
 
+def test_a_node_that_is_a_long_id_is_called_by_its_beginning() -> None:
+    """As Ray calls nodes: 56 digits would hide the rest. A name is left whole."""
+    bench = EngineBench()
+    bench.send(m.NodeAdded("9d3c" * 14, 4.0, 0))
+    bench.send(m.NodeAdded("gpu-node-01.example.org", 4.0, 0))
+    bench.submit(graph_of(dict.fromkeys("abc", ()), default=(cpu(9.0, 4.0),)))
+    assert bench.reason("c").text.startswith(
+        "needs 4 CPUs: 9d3c9d3c has 0 of 4 CPUs free; gpu-node-01.example.org has 0 of 4 CPUs free"
+    )
+    assert {bench.reason("a").text, bench.reason("b").text} == {
+        "cpu phase on 9d3c9d3c",
+        "cpu phase on gpu-node-01.example.org",
+    }
+
+
 def test_what_is_free_but_scattered_is_a_fragment() -> None:
     """Enough in all, not enough on any one node: with the numbers of both."""
     bench = EngineBench()

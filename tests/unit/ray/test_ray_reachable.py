@@ -120,10 +120,12 @@ def test_without_a_server_only_an_own_ray_that_answers_is_asked(
     assert run(command.split()) == 2
     asked_s = time.monotonic() - began
     told = capfd.readouterr()
-    assert (told.out, told.err) == (
-        "",
-        "error: no EGS server here (start `egs serve`, or name one by EGS_URL), and nothing of ray to ask: "
-        "--on ray --address ADDRESS asks one\n",
+    looked = f"EGS_URL is not set, and no server listens at {os.environ['EGS_RUNTIME_DIR']}/egs.sock or "
+    assert (told.out, told.err.count("\n")) == ("", 1)
+    assert told.err.startswith(f"error: no EGS server here ({looked}")
+    assert told.err.endswith(
+        "): start `egs serve`, or name one by EGS_URL; and no ray of this user on this host answers: "
+        "--on ray --address ADDRESS asks another\n"
     )
     assert asked_s < at_hand.START_S
 

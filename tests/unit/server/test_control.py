@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import pytest
 
@@ -12,6 +13,13 @@ from egs_core.server.principals import Principal
 from egs_core.server.runs import Offer, Refusal
 from tests.unit.server.site_steps import ANN, BOB, ROOT, behind, end, request, start, three_devices
 from tests.unit.server.site_world import GIB, OFFER
+
+
+class Seat(NamedTuple):
+    """A driver of a framework, as far as it is named."""
+
+    id: str
+    user: str
 
 
 @pytest.fixture
@@ -38,16 +46,16 @@ def test_an_abort_ends_a_run_wherever_it_is(site: SiteLogic, state: str) -> None
 
 
 def test_a_run_that_is_asked_for_by_its_name(site: SiteLogic) -> None:
-    """Whoever sees runs of that name is told their numbers, the newest first; nobody else is, and no number is a
-    name."""
+    """Where a request needs a number, whoever sees runs of that name is told theirs, the newest first; nobody else is,
+    and no number is a name."""
     start(site, 1)
     site.submit(ANN, request(2).model_copy(update={"name": "job1"}))
-    with pytest.raises(Refusal, match="there is no run 'job1': a run is named by its number, 2, 1"):
+    with pytest.raises(Refusal, match="'job1' is a name, and a run is meant by its number here: 2, 1"):
         site.view(ANN, "job1")
-    with pytest.raises(Refusal, match="there is no run 'job1': a run is named by its number, 2, 1"):
+    with pytest.raises(Refusal, match="'job1' is a name, and a run is meant by its number here: 2, 1"):
         site.control(ANN, "job1", "abort", c.Control())
     after = request(3).model_copy(update={"after": [c.After(run="job1")]})
-    with pytest.raises(Refusal, match="after: there is no run 'job1': a run is named by its number, 2, 1"):
+    with pytest.raises(Refusal, match="after: 'job1' is a name, and a run is meant by its number here: 2, 1"):
         site.submit(ANN, after)
     other = Principal("eve", "submitter", ("speech",))
     for who, name in ((other, "job1"), (ANN, "job"), (ANN, "77")):
@@ -55,21 +63,32 @@ def test_a_run_that_is_asked_for_by_its_name(site: SiteLogic) -> None:
             site.view(who, name)
 
 
-def test_a_run_that_is_looked_at_by_its_name(site: SiteLogic) -> None:
-    """Of those that have it the newest open one, else the newest; of those that the asker sees. A number is none."""
+def test_a_run_that_is_meant_by_its_name(site: SiteLogic) -> None:
+    """The only open one that has it, of those that the asker sees; several are told by their numbers, and who they are
+    of; of those that have ended the latest. A number is no name. A driver of a framework counts as open."""
     first = start(site, 1)
-    second = site.submit(ANN, request(2).model_copy(update={"name": "job1"}))
+    second = site.submit(BOB, request(2).model_copy(update={"name": "job1"}))
     numbered = site.submit(ANN, request(3).model_copy(update={"name": first.id}))
-    assert site.view(ANN, "job1", named=True).id == second.id
-    site.control(ANN, second.id, "abort", c.Control())
-    assert site.view(ANN, "job1", named=True).id == first.id
+    with pytest.raises(
+        Refusal, match=r"'job1' is the name of 2 open runs: say which by its number: 1 \(ann\), 2 \(bob\)"
+    ):
+        site.called(ANN, "job1")
+    only_bobs = Principal("bob", "submitter", ("speech",))
+    assert site.called(only_bobs, "job1") == second.id
+    site.control(ROOT, second.id, "abort", c.Control())
+    assert site.called(ANN, "job1") == first.id
+    driver = Seat("r4", "eve")
+    with pytest.raises(Refusal, match=r"1 \(ann\), r4 \(eve\)"):
+        site.called(ANN, "job1", [driver])
+    site.at(site.now + 1)
     end(site, first)
-    assert site.view(ANN, "job1", named=True).id == second.id
+    assert site.called(ANN, "job1") == first.id, "it ended after the other one"
+    assert site.called(ANN, "job1", [driver]) == "r4"
     assert numbered.state == "granted"
-    assert site.view(ANN, first.id, named=True).id == first.id
-    for who, name in ((Principal("eve", "submitter", ("speech",)), "job1"), (ANN, "job"), (ANN, "77")):
+    assert site.called(ANN, first.id) == first.id
+    for who, name in ((Principal("eve", "submitter", ("speech",)), "job1"), (ANN, "job")):
         with pytest.raises(Refusal, match=f"there is no run '{name}': `egs ps`"):
-            site.view(who, name, named=True)
+            site.called(who, name)
 
 
 def test_a_paused_run_does_not_start_until_it_is_resumed(site: SiteLogic) -> None:

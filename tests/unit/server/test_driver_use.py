@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from egs_core.client.driver_use import DriverUse
+from egs_core.cli.app import run
+from egs_core.client.driver_use import DriverUse, path_of
+from egs_core.dashboard.usage import SPANS
 from egs_core.engine import messages as m
 from egs_core.graph.columns import GPU, Graph, Shape
 from egs_core.server.driver_use import FINE_S, MOST_KEYS, DriverUses, Stretches
@@ -187,12 +189,33 @@ def test_what_is_kept_is_bounded() -> None:
     assert len(kept.sums) == HOUR / FINE_S + 1
 
 
-def test_over_http() -> None:
-    """With a token; an agent's sees nothing, and a time is positive."""
+def test_over_http(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """With a token; an agent's sees nothing, and a time is positive. `egs cost`, whose sums have runs and requests
+    alone, says that there is more once a driver's task has held a GPU; the driver is found by its name."""
     app = RealApp(FILE)
     try:
-        assert app.admin.get("/v1/driver-use?over=3600").told["rows"] == []
+        monkeypatch.setenv("EGS_URL", f"http://127.0.0.1:{app.port}")
+        monkeypatch.setenv("EGS_TOKEN", app.admin.token)
+        assert run(["cost"]) == 0
+        assert "drivers" not in capsys.readouterr().err
+        sharing = app.site.sharing
+        with sharing._lock:
+            driver = Client(sharing._pools, ROOT, "train.py")
+            driver.submit(1)
+            driver.poll()
+        assert app.admin.get("/v1/runs/train.py?named=true").told["id"] == driver.id
+        assert app.token("viewer", "speech").get("/v1/runs/train.py?named=true").status == 404
+        assert run(["cost"]) == 0
+        shown = capsys.readouterr()
+        assert shown.out.startswith("GPU hours: 0.00 held")
+        assert "note: tasks of frameworks' drivers held <0.01 GPU hours more, since the server started at" in shown.err
+        assert run(["cost", "--month", "1999-11"]) == 0
+        assert "drivers" not in capsys.readouterr().err
+        with sharing._lock:
+            driver.leave()
+        assert app.token("viewer", "vision").get("/v1/driver-use?over=3600").told["rows"] == []
         assert app.admin.get("/v1/driver-use?over=0").status == 422
+        assert [app.admin.get(path_of(over_s)).status for over_s in SPANS.values()] == [200] * len(SPANS)
         path = "/v1/driver-use?over=60"
         assert (app.token("agent").get(path).status, app.over_tcp().get(path).status) == (403, 401)
     finally:

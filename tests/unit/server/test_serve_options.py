@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import select
 import signal
 import stat
@@ -25,8 +26,7 @@ site = pytest.fixture(scope="module")(shared_site)
 
 def test_what_a_user_mistakes_is_told(site: RealSite) -> None:
     """A command that is not there is told when it is asked for, not only when its turn has come; what runs was not
-    resumed; a run is looked at by its name, too, but changed by its number; and a file that is not there is said beside
-    a run that is not."""
+    resumed; a run is meant by its name, too; and a file that is not there is said beside a run that is not."""
     done = site.egs("run", "--gpus", "1", "--", "no-such-command")
     assert (done.returncode, done.stderr.splitlines()[0]) == (
         127,
@@ -38,7 +38,21 @@ def test_what_a_user_mistakes_is_told(site: RealSite) -> None:
         assert site.egs("resume", run).stdout.strip() == f"run {run} (rest): runs"
         assert f"run {run} (rest, " in site.egs("why", "rest").stdout
         wait_for(lambda: site.egs("logs", "rest").stdout == "here\n", "its output is there")
-        assert f"a run is named by its number, {run}" in site.egs("abort", "rest").stderr
+        changed = site.egs("update", "rest", "--for", "500s")
+        assert changed.stdout.startswith(f"run {run} (rest): changed"), changed.stderr
+        refused = site.egs("abort", "rust")
+        assert (refused.returncode, "there is no run 'rust': `egs ps`" in refused.stderr) == (2, True)
+        other = str(site.detached("--name", "rest", "--after", "rest:any", "--", "true")["id"])
+        refused = site.egs("abort", "rest")
+        assert refused.returncode == 2
+        assert re.search(rf"'rest' is the name of 2 open runs: say which .*: {run} \(.*\), {other} \(", refused.stderr)
+        assert site.egs("abort", other).returncode == 0
+        done = site.egs("abort", "rest", "--grace", "0s")
+        assert done.stdout.strip() == f"run {run} (rest): is told to end"
+        wait_for(lambda: site.told("why", run)["state"] == "ended", "it has ended")
+        again = site.egs("redo", "rest", "--detach", "--json")
+        run = json.loads(again.stdout)["id"]
+        assert site.egs("redo", "rest").stderr.startswith(f"error: run {run} (rest) has not ended")
         assert site.egs("why", "no-such.jsonl").stderr.rstrip().endswith("; and there is no such file")
     finally:
         site.egs("abort", run)

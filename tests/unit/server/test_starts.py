@@ -100,6 +100,50 @@ def test_an_eviction_that_is_decided_is_foretold(site: SiteLogic, expected_s: fl
     assert hidden.reason.endswith("s: (one of another team)")
 
 
+def test_what_does_not_stop_when_it_should_is_waited_for_by_name(site: SiteLogic) -> None:
+    """An eviction is decided, and the run goes on for 40 s: no moment is told any more, but which run is waited for and
+    for how long it was to stop; that clock goes on over whatever happens meanwhile."""
+    low = start(site, 1, gpus=3, requeue=True, expected_s=600.0)
+    first = site.submit(ANN, request(2, gpus=3, priority=5))
+    site.take()
+    assert first.starts_in_s == CONFIG.grace_s
+    site.at(site.now + 4)
+    site.submit(ANN, request(3))
+    assert site.view(ANN, first.id).starts_in_s == CONFIG.grace_s - 4
+    site.at(site.now + 36)
+    site.submit(ANN, request(4))
+    site.take()
+    view = site.view(ANN, first.id)
+    assert view.starts_in_s is None
+    late = f"{low.id} (job1) for 40 s now"
+    told = f"; it waits for the end of what was told to stop: {late}; evicted for it: {low.id} (job1)"
+    assert view.reason.endswith(told)
+    hidden = site.views.view(site.runs[first.id], True, sees=lambda run: run.id == first.id)
+    assert "(one of another team) for 40 s now" in hidden.reason
+    assert low.lease is not None
+    site.end(ANN, low.id, c.End(token=low.lease.token, outcome="evicted", exit_code=143))
+    assert site.view(ANN, first.id).state == "granted"
+    site.take()
+    assert site.runs[low.id].stop_at is None
+
+
+def test_an_abort_that_does_not_end_a_run_is_told_to_what_waits(site: SiteLogic) -> None:
+    """As long as it has its grace nothing is said of that; then who waits is told. So is one who waits for GPUs that a
+    run has whose time is over."""
+    busy = start(site, 1, gpus=2)
+    boxed = start(site, 2, for_s=60.0)
+    waits = site.submit(ANN, request(3))
+    site.control(ANN, busy.id, "abort", c.Control(grace_s=5.0))
+    site.take()
+    site.at(site.now + 5)
+    assert "told to stop" not in site.view(ANN, waits.id).reason
+    site.at(site.now + 65)
+    site.take()
+    site.at(site.now + 130)
+    reason = site.view(ANN, waits.id).reason
+    assert f"told to stop: {busy.id} (job1) for 3 min now, {boxed.id} (job2) for 2 min now" in reason
+
+
 def test_no_time_is_promised_behind_what_an_operator_ends(site: SiteLogic) -> None:
     """It was expected to run for a minute, and has half a second: how long it then takes it alone knows."""
     busy = start(site, 1, gpus=3, expected_s=60.0)
