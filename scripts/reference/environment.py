@@ -116,6 +116,12 @@ VARIABLES: dict[str, tuple[str, str, str]] = {
         "Under the hook, in mode `on`. `hints`: tasks are split whose functions have `@egs.task`. `auto`: all whose "
         "code says `with egs.gpu():` or `egs.phases`.",
     ),
+    "EGS_RETRY_OUT_OF_MEMORY": (
+        "Ray",
+        "`off`",
+        "`on`: a task that ends for lack of a GPU's memory is tried again on another flavor, each once; of "
+        "`egs_ray.run`, and under the hook, in mode `on`, of a script's GPU tasks.",
+    ),
     "EGS_CONTROL": ("Ray, Kubeflow", "", "`off`: `egs ps` and `egs abort` cannot reach the driver, or the local run."),
     "EGS_SCALING": (
         "Ray",

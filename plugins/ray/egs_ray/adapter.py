@@ -32,7 +32,7 @@ from egs_core.errors import InputError
 from egs_core.mode import VARIABLE, parse_mode
 from egs_core.runlog.past import Past
 from egs_core.surfaces import Surface
-from egs_ray.settings import chosen_gate, chosen_priority, chosen_split
+from egs_ray.settings import chosen_gate, chosen_priority, chosen_retry, chosen_split
 from egs_ray.surfaces import SURFACES
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def _leave(measured: Measured, folder: Path) -> RunOutcome:
 def _mode_check() -> Check:
     mode, problem = parse_mode(os.environ.get(VARIABLE, ""), "observe")
     gate, gate_problem = chosen_gate()
-    if found := problem or gate_problem or chosen_priority()[1] or chosen_split()[1]:
+    if found := problem or gate_problem or chosen_priority()[1] or chosen_split()[1] or chosen_retry()[1]:
         return Check("mode", False, found)
     if mode != "on":
         return Check("mode", True, f"{mode}; EGS_MODE=on orders GPU tasks")

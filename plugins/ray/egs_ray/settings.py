@@ -1,4 +1,5 @@
-"""What the environment of a driver asks of the hook: `EGS_MODE`, `EGS_GATE`, `EGS_PRIORITY`, `EGS_SPLIT`.
+"""What the environment of a driver asks of the hook: `EGS_MODE`, `EGS_GATE`, `EGS_PRIORITY`, `EGS_SPLIT`,
+`EGS_RETRY_OUT_OF_MEMORY`.
 
 Standard library only.
 """
@@ -36,3 +37,16 @@ def chosen_split() -> tuple[str, str]:
     said = os.environ.get("EGS_SPLIT", "")
     split = said.strip().lower() or "hints"
     return (split, "") if split in SPLITS else ("hints", f"EGS_SPLIT={said!r} is none of {', '.join(SPLITS)}: hints")
+
+
+SWITCH = ("off", "on")
+
+
+def chosen_retry() -> tuple[bool, str]:
+    """Whether EGS_RETRY_OUT_OF_MEMORY asks that a task for which a GPU's memory was not enough is tried on another
+    flavor; and what is wrong with it."""
+    said = os.environ.get("EGS_RETRY_OUT_OF_MEMORY", "")
+    switch = said.strip().lower() or "off"
+    if switch in SWITCH:
+        return switch == "on", ""
+    return False, f"EGS_RETRY_OUT_OF_MEMORY={said!r} is none of {', '.join(SWITCH)}: off"

@@ -10,9 +10,13 @@ from typing import Any
 
 import pytest
 
+from egs_core.runlog.io import read_run
+from egs_core.runlog.records import Ended
 from tests.conformance.ray.test_ray_nodes import outcome_of
 
 pytestmark = pytest.mark.long
+MESSAGE = "RuntimeError: CUDA out of memory. Tried to allocate 20.00 GiB"
+HOOK = {"RAY_RUNTIME_ENV_HOOK": "egs_ray.hook", "EGS_MODE": "on"}
 
 SCRIPT = """
 import json, os, sys, time
@@ -189,3 +193,126 @@ def test_a_task_that_lacks_memory_is_tried_on_another_flavor_where_that_was_aske
     again = [reason for outcome, reason in told if outcome == "preempted"]
     lack = "out of GPU memory: CUDA out of memory. Tried to allocate 20.00 GiB"
     assert all(reason.startswith(lack) and reason.endswith("another flavor than L4") for reason in again), again
+
+
+SCRIPT_LACKS = """
+import json, os, sys, time
+import ray
+from ray.cluster_utils import Cluster
+import egs_core as egs
+
+folder = sys.argv[1]
+small = dict(object_store_memory=80_000_000)
+cluster = Cluster(True, head_node_args=dict(num_cpus=1, include_dashboard=False, temp_dir=folder, **small))
+cluster.add_node(num_cpus=2, num_gpus=1, labels={"ray.io/accelerator-type": "L4"}, **small)
+cluster.add_node(num_cpus=2, num_gpus=1, labels={"ray.io/accelerator-type": "A100"}, **small)
+seen = {}
+
+def begun(name):
+    row = next(row for row in ray.nodes() if row["NodeID"] == ray.get_runtime_context().get_node_id())
+    kind = row["Labels"].get("ray.io/accelerator-type", "head")
+    with open(os.path.join(folder, name), "a") as file:
+        file.write(kind + " ")
+    return kind
+
+def tries(name):
+    with open(os.path.join(folder, name)) as file:
+        return file.read().split()
+
+def lacks():
+    raise RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB")
+
+@ray.remote(num_gpus=1)
+def plain(start):
+    kind = begun("plain")
+    if len(tries("plain")) == 1:
+        lacks()
+    deadline = time.monotonic() + 60
+    while ray.available_resources().get("GPU", 0) != 1:  # nothing holds the GPU that was too small
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return start + kind + " " + os.environ["CUDA_VISIBLE_DEVICES"]
+
+@ray.remote(num_cpus=0.1)
+def after(value):
+    return "after " + value
+
+@ray.remote(num_returns=2)
+@egs.task(gpus=1, cpus=0.1)
+def split():
+    with egs.gpu():
+        kind = begun("split")
+        if len(tries("split")) == 1:
+            lacks()
+    return kind, "both"
+
+@ray.remote(num_gpus=1)
+def nowhere():
+    begun("nowhere")
+    lacks()
+
+@ray.remote(num_gpus=1, max_retries=0)
+def never():
+    begun("never")
+    lacks()
+
+@ray.remote(num_gpus=1)
+def wrong():
+    begun("wrong")
+    raise ValueError("a mistake")
+
+def error_of(ref):
+    try:
+        ray.get(ref, timeout=150)
+    except Exception as error:
+        return [isinstance(error, (RuntimeError, ValueError)), str(error).splitlines()[-1]]
+
+try:
+    ray.init(cluster.address, log_to_driver=False)
+    seen["plain"] = ray.get(after.remote(plain.remote("on ")), timeout=150), tries("plain")
+    if os.environ["TRIED"] == "all":
+        seen["split"] = ray.get(split.remote(), timeout=150), tries("split")
+        seen["nowhere"] = error_of(nowhere.remote()), tries("nowhere")
+        seen["never"] = error_of(never.remote()), tries("never")
+        seen["wrong"] = error_of(wrong.remote()), tries("wrong")
+except RuntimeError:
+    seen["plain"] = "lacked", tries("plain")
+finally:
+    ray.shutdown()
+    cluster.shutdown()
+print(json.dumps(seen))
+"""
+
+
+def test_a_scripts_task_that_lacks_memory_is_tried_on_another_flavor(tmp_path: Path) -> None:
+    """Under the hook, with `EGS_RETRY_OUT_OF_MEMORY=on`: a plain task and one with phases that lack memory where Ray
+    has put them run on the other flavor, the first GPU free meanwhile, and what the script holds, or hands on, has the
+    value. One that lacks memory there, too, ends with its own error after both; one that Ray may not start again, and
+    one with another error, after one. The run log says why each try ended."""
+    seen, errors = outcome_of(SCRIPT_LACKS, tmp_path, EGS_RETRY_OUT_OF_MEMORY="on", TRIED="all", **HOOK)
+    told: Any = seen
+    (value, tried), ((kind, both), parts) = told["plain"], told["split"]
+    assert sorted(tried) == sorted(parts) == ["A100", "L4"], errors
+    assert value == f"after on {tried[1]} 0"
+    assert (kind, both) == (parts[1], "both")
+    error, all_tried = told["nowhere"]
+    assert (error, sorted(all_tried)) == ([True, MESSAGE], ["A100", "L4"]), errors
+    assert (told["never"][0], len(told["never"][1])) == ([True, MESSAGE], 1)
+    assert (told["wrong"][0], len(told["wrong"][1])) == ([True, "ValueError: a mistake"], 1)
+    ends = [one for one in read_run(tmp_path / "log.jsonl").records if isinstance(one, Ended)]
+    again = [one.reason for one in ends if one.outcome == "preempted"]
+    assert len(again) == 3, ends
+    assert all("Tried to allocate 20.00 GiB; tried again on another flavor than" in reason for reason in again), again
+    assert "it is tried again on" in errors
+
+
+@pytest.mark.parametrize(("asked", "gate"), [("off", "local"), ("on", "cluster")])
+def test_it_is_tried_again_where_that_was_asked_for(tmp_path: Path, asked: str, gate: str) -> None:
+    """Without the variable a script's task ends with its error, as Ray has it; with it, it is tried again also where
+    the tasks of all drivers are ordered together."""
+    more = {"EGS_RETRY_OUT_OF_MEMORY": asked, "EGS_GATE": gate, "TRIED": "one"}
+    seen, errors = outcome_of(SCRIPT_LACKS, tmp_path, **more, **HOOK)
+    told: Any = seen
+    value, tried = told["plain"]
+    assert len(tried) == (2 if asked == "on" else 1), errors
+    assert value == (f"after on {tried[1]} 0" if asked == "on" else "lacked")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from egs_ray.session.room import CALM_REVIEWS, IDLE_REVIEWS, MOST_AHEAD, MOST_TOGETHER, Room
+from egs_ray.session.room import CALM_REVIEWS, IDLE_REVIEWS, MOST_AHEAD, MOST_TOGETHER, Place, Room
 from egs_ray.submission import Needs
 
 FIT = Needs("fit", 1.0, 1.0, 0)
@@ -33,6 +33,15 @@ def test_fits_on_one_node() -> None:
     assert not room.fits(1.0, 3.0, 0)
     assert not room.fits(8.0, 2.0, 0)
     assert not room.fits(1.0, 1.0, 1001)
+
+
+def test_where_a_process_may_run_that_takes_a_gpu_later() -> None:
+    """Not on nodes that do not have what it needs, and on the others in turn where there are several. What no node has
+    keeps it off none: one may come."""
+    room = Room([row("head", 0.0), row("b", 1.0), row("a", 1.0, cpus=0.5), row("c", 2.0)])
+    assert room.place(FIT) == Place(("a", "head"), is_spread=True)
+    assert room.place(Needs("fit", 1.0, 2.0, 0)) == Place(("a", "b", "head"), is_spread=False)
+    assert room.place(Needs("fit", 1.0, 4.0, 0)) == Place((), is_spread=False)
 
 
 def test_short_tasks_queue_ahead_long_ones_do_not() -> None:

@@ -37,6 +37,7 @@ from egs_ray.gate.ticketing import with_ticket
 from egs_ray.groups import wrap_groups
 from egs_ray.observe import FLUSH_S, Observer, runlog_path, script_name
 from egs_ray.session import learning
+from egs_ray.settings import chosen_retry
 from egs_ray.submission import Needs, Ordered, Submission
 from egs_ray.worker.reach import with_line
 from egs_ray.worker.spec import Address
@@ -58,7 +59,12 @@ class Orderer(Observer):
     def __init__(self, path: Path) -> None:
         super().__init__(path, policy="egs", mode="on")
         self._ordering = Ordering(
-            self._make_gate, self._estimate, self._switch_off, self._make_hinted, self._with_ticket
+            self._make_gate,
+            self._estimate,
+            self._switch_off,
+            self._make_hinted,
+            self._with_ticket,
+            retries=chosen_retry()[0],
         )
         self._groups = Groups(self._ordering.gate_for_workers, self._switch_off, drivers_tickets)
         if available("groups"):

@@ -62,7 +62,8 @@ class Ordering:
 
     on_failure: called with what went wrong here; it is to call `switch_off`, and everything passes from then on.
     make_hinted: makes what knows tasks with hints, at the first of these. with_ticket: makes the twin of a function.
-    works_for: the task with a turn for which the submitting code works, by its id; "": none.
+    works_for: the task with a turn for which the submitting code works, by its id; "": none. retries: tasks are to be
+    tried on other GPUs when the memory of one was not enough.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Ordering:
         make_hinted: Callable[[], Any],
         with_ticket: WithTicket = with_ticket,
         works_for: Callable[[], str] = str,
+        retries: bool = False,
     ) -> None:
         self.gate: AnyGate | None = None
         self.ordered = 0
@@ -81,6 +83,7 @@ class Ordering:
         self._lock = threading.Lock()
         self._is_off = False
         self._twins = Twins(with_ticket, splits_all=chosen_split()[0] == "auto")
+        self._retries = retries
         self._make_hinted = make_hinted
         self.described: dict[str, Any] = {}  # task -> what its hints say, until it is noted
 
@@ -165,6 +168,9 @@ class Ordering:
             if twin is None:
                 return None
             gate, needs = self._made_gate(), found.needs
+            hinting: Any = gate  # one that is told of hints: see `Program`
+            if self._retries and hinting.moves:
+                described = self._hinted.described_moving(target, hints, options) or described
             if described is not None and (stated := described.stated_needs(options)):
                 options = {**options, **stated}
                 needs = needs_of(target, options)
@@ -173,12 +179,11 @@ class Ordering:
                     described.warn_if_too_large(needs, gate)
                 return None
             is_shell = described is not None and described.is_shell
-            hinting: Any = gate  # one that is told of hints: see `Program`
             ticket = hinting.shell_ticket(needs) if is_shell else gate.ticket(needs, is_bare(args, kwargs))
             if ticket is None:
                 return None
             if is_shell:
-                twin, options = self._hinted.shell_of(target, described, options)
+                twin, options = self._hinted.shell_of(target, described, options, hinting.room.place(needs))
             key, ref = ticket
             return Turn(gate, needs, key, ref, twin, options, described, is_shell)
         except Exception as error:

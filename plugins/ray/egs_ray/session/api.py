@@ -21,8 +21,9 @@ from egs_core.engine.messages import Reason
 from egs_core.errors import InputError, counted
 from egs_core.notices import warn
 from egs_ray.payload import graph_input
-from egs_ray.session.session import Session
+from egs_ray.session.session import Options, Session
 from egs_ray.session.tasks import RunBooks, finish_natively, references_in
+from egs_ray.settings import chosen_retry
 
 _lock = threading.Lock()
 _current: tuple[str, Session] | None = None  # (Ray job it belongs to, session)
@@ -159,7 +160,7 @@ def default_session() -> Session:
             _current[1].close(finish=_current[0] == job)
         else:
             atexit.register(_close)
-        _current = (job, Session())
+        _current = (job, Session(Options(retry_out_of_memory=chosen_retry()[0])))
         return _current[1]
 
 

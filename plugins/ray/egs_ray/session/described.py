@@ -30,14 +30,16 @@ class Described(msgspec.Struct, frozen=True):
     options: TaskOptions
     is_actor: bool = False
     is_group: bool = False  # of a bundle of a placement group
+    moves: bool = False  # it may be tried on another flavor of GPUs
 
     @property
     def is_shell(self) -> bool:
         """Whether it runs phase by phase, in a process that may be started before its turn. A limit counts from when
-        its code begins, which only such a process tells, or Ray of an actor."""
+        its code begins, which only such a process tells, or Ray of an actor; and only such a process can be
+        started where the GPUs are others."""
         if self.is_actor or self.is_group:
             return False
-        return len(self.phases) > 1 or bool(self.options.warm_key) or not self.options.is_none
+        return self.moves or len(self.phases) > 1 or bool(self.options.warm_key) or not self.options.is_none
 
     def stated_needs(self, options: dict[str, Any]) -> dict[str, float]:
         """What it needs, as options for Ray, where Ray was not told."""
@@ -68,7 +70,7 @@ class Hinted:
     def described(self, target: Any, hints: TaskHints, options: dict[str, Any]) -> Described | None:
         """What the site is told of a task; None for one that Ray alone decides about, as it needs no GPU, loads nothing
         and has no limit."""
-        key = tuple(options.get(name) for name in ("num_cpus", "num_gpus", "memory"))
+        key = tuple(options.get(name) for name in ("num_cpus", "num_gpus", "memory", "num_returns", "max_retries"))
         known = self._described.setdefault(target, {})
         if key not in known:
             if functions.generator_behind(target) is None:
@@ -77,6 +79,14 @@ class Hinted:
                 _warn_of(functions.name_of(target), "a generator", hints, NOT_OF_GENERATORS)
                 known[key] = self.described_nested(target, hints, options)
         return known[key]
+
+    def described_moving(self, target: Any, hints: TaskHints | None, options: dict[str, Any]) -> Described | None:
+        """The same of a task that starts again elsewhere when a GPU's memory is not enough for it; None of one that
+        cannot: a generator, as its first values may have been taken, and what Ray never starts again."""
+        if functions.generator_behind(target) is not None or options.get("max_retries") == 0:
+            return None
+        found = self.described(target, hints or TaskHints(), options)
+        return None if found is None or not found.payload.gpus else msgspec.structs.replace(found, moves=True)
 
     def _describe(self, target: Any, hints: TaskHints, options: dict[str, Any]) -> Described | None:
         function = functions.function_behind(target) or functions.generator_behind(target)

@@ -8,7 +8,8 @@ import ray
 
 from egs_core.engine import messages as m
 from egs_core.out_of_memory import GPU, lack_of
-from egs_core.site import Ended, Grant, fits
+from egs_core.site import Ended, Grant
+from egs_ray.session.elsewhere import MOST_MOVES, flavor_of, note_lack
 from egs_ray.session.phases import Phases
 from egs_ray.session.shared import Shared, first_line
 from egs_ray.session.submissions import Submissions
@@ -16,7 +17,6 @@ from egs_ray.session.tasks import Job, Way, first_of
 from egs_ray.worker.shell import ArgumentsLostError, reached_users_code
 
 NEVER_S = 1e9  # that a task is told to take where a GPU's memory was not enough for it
-MOST_MOVES = 3  # of a process that Ray puts elsewhere than it was asked to
 
 
 class Endings:
@@ -134,24 +134,17 @@ class Endings:
     def _tried_elsewhere(self, job: Job, lack: str) -> None:
         """Where the user asked for it: a task that ended for lack of a GPU's memory starts again on another flavor that
         it may have, each once. The site is told that it would never end on those that it has had."""
-        nodes = [node for node in self._shared.offers.nodes if node.alive and node.gpus]
-        had = next((node.flavor for node in nodes if job.grant is not None and node.name == job.grant.node), "")
+        had = flavor_of(self._shared, job.grant.node) if job.grant is not None else ""
         is_able = lack.startswith(GPU) and job.way is Way.SHELL and not job.gang
         if not (is_able and had) or had in job.lacked or job.run.grows or job.aborted or self._shared.site.is_shared:
             return
-        job.lacked.add(had)
-        wishes = job.run.converted.graph.options_of(job.index).flavors
-        fitting = [node for node in nodes if all(fits(node, shape) for shape in job.shapes)]
-        left = sorted({node.flavor for node in fitting if not wishes or node.flavor in wishes} - job.lacked - {""})
-        if not left:
+        if not note_lack(self._shared, job, lack, had, job.run.converted.graph.options_of(job.index).flavors):
             return
-        name = job.run.converted.graph.names[job.index]
-        self._shared.warn_once(f"{name} was {GPU} on {had}: it is tried again on {' or '.join(left)}")
         phases = range(job.first_phase, job.first_phase + job.n_phases)
         self._shared.site.report(
             m.FlavorEstimates(tuple([(p, one, NEVER_S, NEVER_S) for p in phases for one in job.lacked]))
         )
-        job.stopped, job.requeues = f"{lack}; tried again on another flavor than {had}", True
+        job.requeues = True
 
     def not_submitted(self, job: Job, error: BaseException) -> None:
         """Ray refuses the task as it is, which it would have told whoever called `.remote()`: the run's own error."""

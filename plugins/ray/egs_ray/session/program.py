@@ -118,6 +118,11 @@ class Program:
         """See `Tickets.take_for_actor`."""
         return self.tickets.take_for_actor(needs, is_bare, may_wait)
 
+    @property
+    def moves(self) -> bool:
+        """Whether a task is tried on another flavor of GPUs when the memory of one is not enough."""
+        return self._session.moves
+
     def hand_on(self, key: str) -> None:
         """Others may wait with a GPU for what has this ticket: it waits no longer."""
         self.site.do(lambda: self._went(self.tickets.open(key)))

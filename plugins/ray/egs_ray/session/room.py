@@ -37,6 +37,13 @@ class _Node(msgspec.Struct):
     memory_bytes: int
 
 
+class Place(msgspec.Struct, frozen=True):
+    """Not on the nodes `unfit`; is_spread: on each of the others in turn."""
+
+    unfit: tuple[str, ...]
+    is_spread: bool
+
+
 class Room:
     """See the module. `fits` may be asked from any thread. grows: an autoscaler may add what does not fit yet."""
 
@@ -73,12 +80,15 @@ class Room:
         """Whether a node is there, or may come, that could run such a task if nothing else ran."""
         return self.grows or self.fits_now(cpus, gpus, memory_bytes)
 
+    def place(self, needs: Needs) -> Place:
+        """Where a process may run that takes this later, which Ray does not know of."""
+        unfit = {name for name, node in self._nodes.items() if not _has(node, needs)}
+        fit = len(self._nodes) - len(unfit)
+        return Place(tuple(sorted(unfit)) if fit else (), is_spread=fit > 1)
+
     def fits_now(self, cpus: float, gpus: float, memory_bytes: int) -> bool:
         """Whether such a node is there."""
-        return any(
-            node.cpus >= cpus and node.gpus >= gpus and node.memory_bytes >= memory_bytes
-            for node in self._nodes.values()
-        )
+        return any(_has(node, Needs("", cpus, gpus, memory_bytes)) for node in self._nodes.values())
 
     def devices(self, node: str, gpus: int) -> int:
         """How many a node is said to have that has so many."""
@@ -132,6 +142,10 @@ class Room:
         elif self.extra and self._calm >= CALM_REVIEWS:
             self.extra -= 1
             self._calm = 0
+
+
+def _has(node: _Node, needs: Needs) -> bool:
+    return node.cpus >= needs.cpus and node.gpus >= needs.gpus and node.memory_bytes >= needs.memory_bytes
 
 
 def _mean(before: float | None, seconds: float) -> float:

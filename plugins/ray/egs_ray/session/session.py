@@ -217,6 +217,12 @@ class Session(s.HolderSession):
     def is_broken(self) -> bool:
         return self._shared.broken
 
+    @property
+    def moves(self) -> bool:
+        """Whether there are several flavors of GPUs on which to try a task, and that was asked for. From any thread."""
+        flavors = {node.flavor for node in self._cluster.nodes if node.gpus} - {""}
+        return self.options.retry_out_of_memory and len(flavors) > 1
+
     def know(self, job: Job) -> None:
         """The site has this task, by its number."""
         self._shared.jobs[job.number] = job

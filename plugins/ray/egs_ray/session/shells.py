@@ -9,9 +9,12 @@ from weakref import WeakKeyDictionary
 from egs_core.graph.columns import GPU
 from egs_ray import functions
 from egs_ray.session.described import Described, Hinted
+from egs_ray.session.gangs import NODE_LABEL
+from egs_ray.session.room import Place
 from egs_ray.session.submissions import own_env
 from egs_ray.worker import device_memory
 from egs_ray.worker.hooked import with_phases
+from egs_ray.worker.moving import retried
 from egs_ray.worker.shell import preload_items
 from egs_ray.worker.spec import Address
 
@@ -27,7 +30,9 @@ class HintedShells(Hinted):
         self._shells: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
         self._seen: set[str] = set()  # warm keys of tasks submitted so far
 
-    def shell_of(self, target: Any, described: Described, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def shell_of(
+        self, target: Any, described: Described, options: dict[str, Any], place: Place
+    ) -> tuple[Any, dict[str, Any]]:
         """The function as Ray gets it, and the options to submit it with: its phases hold what it needs."""
         once = described.payload.gpus > 0 and (
             device_memory.has_devices() or not (described.options.warm_key or _keeps_processes(target))
@@ -46,7 +51,24 @@ class HintedShells(Hinted):
             chosen["runtime_env"] = own_env(options.get("runtime_env"))
         elif warm:
             self._seen.add(warm)
-        return known[key], {**chosen, "num_cpus": 0, "num_gpus": 0}
+        if described.moves:
+            chosen["retry_exceptions"] = retried(options.get("retry_exceptions"))
+        return known[key], {**chosen, **_placed(place, options), "num_cpus": 0, "num_gpus": 0}
+
+
+def _placed(place: Place, options: dict[str, Any]) -> dict[str, Any]:
+    """Options with which Ray starts it there: it asks Ray for nothing, by which Ray would put all on one node. Beside
+    these, which may say where the task would rather run."""
+    found: dict[str, Any] = {}
+    if place.is_spread and not options.get("label_selector") and not options.get("scheduling_strategy"):
+        found["scheduling_strategy"] = "SPREAD"
+    if not place.unfit:
+        return found
+    off = {NODE_LABEL: f"!in({','.join(place.unfit)})"}
+    found["label_selector"] = {**(options.get("label_selector") or {}), **off}
+    if rather := options.get("fallback_strategy"):
+        found["fallback_strategy"] = [{"label_selector": {**one["label_selector"], **off}} for one in rather]
+    return found
 
 
 def _keeps_processes(target: Any) -> bool:

@@ -15,17 +15,17 @@ from egs_core.hints import phase_steps
 from egs_core.site import fits
 from egs_ray.cluster import preload_slots
 from egs_ray.payload import submit
+from egs_ray.session.elsewhere import Moves
 from egs_ray.session.gangs import NODE_LABEL
 from egs_ray.session.phases import Phases
 from egs_ray.session.shared import Shared
-from egs_ray.session.tasks import Job, RemoteFunctions, Way, first_of, is_placed_by_ray, reserving
+from egs_ray.session.tasks import RAYS_RETRIES, Job, RemoteFunctions, Way, first_of, is_placed_by_ray, reserving
 from egs_ray.worker.shell import Spec, make_observed, make_shell, touch
 
 PROCESS_ENV = {"env_vars": {"EGS_ROLE": "task"}}
 SHORT_LOAD_S = 0.5  # what is loaded again sooner than this is worth no process of its own: one takes a second to start
 TOGETHER_S = 0.3  # long enough that several tasks need several processes
 MOST_LOOKED_AT = 1000
-RAYS_RETRIES = 3  # of a task that does not say how many
 
 
 class Submissions:
@@ -33,6 +33,7 @@ class Submissions:
 
     def __init__(self, shared: Shared, phases: Phases, on_result: Callable[[int], None]) -> None:
         self._shared, self._phases, self._on_result = shared, phases, on_result
+        self.moves = Moves(shared)
         self._remotes = RemoteFunctions()
         self._numbers = itertools.count(1)
         self._leaving: dict[str, int] = {}  # warm key -> processes whose task has ended but not yet left them
@@ -266,6 +267,7 @@ class Submissions:
         gentle = job.grant is None and job.waits_for_others
         spec = Spec(address, job.submission, gpus, options.preload, on_gpu, load_s, returns, job.checkpoint)
         spec.apart, spec.residue_bytes, spec.gentle = job.apart, options.residue_bytes, gentle
+        spec.moves = self.moves.retries(job)
         return spec
 
     def keeps_process(self, job: Job) -> bool:

@@ -23,6 +23,9 @@ UNGATED_S = 0.1
 """A CPU task known to be at most this long is not worth a decision: it goes to Ray at once."""
 
 
+RAYS_RETRIES = 3
+"""How often Ray starts a task again that does not say how often."""
+
 CREATIONS = 16
 """So many digits are the same in the ids of all tasks that create an actor; the actor's own id follows."""
 

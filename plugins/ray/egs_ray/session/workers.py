@@ -1,5 +1,5 @@
-"""What worker processes say (hello, warm, late, here, began, waits, goes, want, free, left, stays, again, worked, end)
-and that they are gone."""
+"""What worker processes say (hello, warm, late, here, began, waits, goes, want, free, left, stays, again, worked,
+lacks, end) and that they are gone."""
 
 from __future__ import annotations
 
@@ -68,6 +68,7 @@ class Workers:
             "waits": self._waits,
             "goes": self._goes,
             "worked": self._worked,
+            "lacks": self._lacks,
         }
         said[message["m"]](job, peer, message)
 
@@ -113,6 +114,13 @@ class Workers:
     def _hello(self, job: Job, peer: Peer, message: Message) -> None:
         if job.life and not job.succeeded:
             self._endings.lost_attempt(job, "preempted")  # Ray tries again; the end of the last try may be heard later
+        if message.get("moves"):
+            there = "" if job.succeeded else self._submissions.moves.elsewhere(job, message["node"])
+            word = {"m": "elsewhere", "node": there} if there else {"m": "here"}
+            tell(peer, {**word, "task": job.submission, "life": message["life"]})
+            if there:
+                job.node = there
+                return
         job.peer, job.pid, job.framework_id = peer, message["pid"], message["id"]
         job.node, job.was_warm, job.life = message["node"], message["warm"], message["life"]
         job.stays = job.outside = False
@@ -145,6 +153,11 @@ class Workers:
         else:
             self._phases.on_its_own(job)
         return False
+
+    def _lacks(self, job: Job, _peer: Peer, message: Message) -> None:
+        """Its code has ended for lack of a GPU's memory. A word to it says whether it ends so, or starts again."""
+        is_again = self._submissions.moves.start_again(job, message["why"])
+        self._shared.send(job, {"m": "again" if is_again else "ends"})
 
     def _late(self, job: Job, _peer: Peer, _message: Message) -> None:
         """Its arguments have to come from afar, or be made again, for which Ray may need what it holds."""

@@ -32,7 +32,7 @@ def with_phases(
         else:
             if line is not None:
                 reach(line)
-            return run_told(function, told, arguments, gpus, on_gpu, returns, items)
+            return run_told(function, told, arguments, gpus, on_gpu, returns, items, hooked)
         import os
 
         import ray

@@ -27,8 +27,9 @@ import ray
 
 from egs_core import hints
 from egs_core.hints import PreloadItem
+from egs_core.out_of_memory import GPU, lack_of
 from egs_ray.link import Message, Peer, connect, forget
-from egs_ray.worker import device_memory
+from egs_ray.worker import device_memory, moving
 from egs_ray.worker.arguments import ArgumentsLostError as ArgumentsLostError
 from egs_ray.worker.arguments import arrived, fetch, resolved
 from egs_ray.worker.gpu_process import GpuProcess
@@ -44,6 +45,7 @@ DROPPED = "egs: dropped"
 NOBODY: Address = ("", 0, "")  # where nothing answers
 HASTEN_EVERY_S = 0.05
 CONNECT_ERRORS = (OSError, EOFError, ValueError)
+ANSWER_S = 10.0  # in which a driver says whether a task starts again
 LOOK_S = 1.0  # between looks at the line of a holder whose task waits
 LATE_S = 1.0  # for arguments; from then on they are waited for without resources, as Ray does
 GONE_S = 60.0  # in a container of its own a process goes by another number, and that may be anybody's here
@@ -144,17 +146,28 @@ def run_told(
     on_gpu: tuple[bool, ...],
     returns: int,
     items: tuple[PreloadItem, ...] = (),
+    hooked: Callable[..., Any] | None = None,
 ) -> Any:
-    """Run a task that a script has submitted as its ticket says; None: nobody decides, so by itself."""
+    """Run a task that a script has submitted as its ticket says; None: nobody decides, so by itself. hooked: as Ray has
+    got it."""
     spec = Spec(NOBODY, 0, gpus, False, on_gpu, 0.0, returns) if told is None else Spec.of(told)
-    return Shell(spec, function, items).run(arguments)
+    return Shell(spec, function, items, hooked).run(arguments)
 
 
 class Shell:
-    """One task's way through its phases. Main thread only, but for loads, which run beside the first phase."""
+    """One task's way through its phases. Main thread only, but for loads, which run beside the first phase.
 
-    def __init__(self, spec: Spec, function: Callable[..., Any], items: tuple[PreloadItem, ...]) -> None:
-        self.spec, self.function = spec, function
+    hooked: as Ray has got it, for a task that may have to run elsewhere."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        function: Callable[..., Any],
+        items: tuple[PreloadItem, ...],
+        hooked: Callable[..., Any] | None = None,
+    ) -> None:
+        self.spec, self.function, self.hooked = spec, function, hooked
+        self.early: Message | None = None  # the driver's word that came before it was asked for
         self.preload = items if spec.preload else ()
         self.loaded = threading.Event()
         self.niceness = Niceness() if spec.gentle and self.preload else None
@@ -185,9 +198,12 @@ class Shell:
         used_cuda = self.spec.gpus > 0 and device_memory.uses_cuda(os.getpid())
         hide_gpus()
         started_warm = bool(self.preload) and self.apart is None and hints.is_warm(self.preload)
-        hello = {"m": "hello", "pid": os.getpid(), "id": _task_id(), "warm": started_warm, "node": node_id()}
-        hello["gentle"] = self.niceness is not None
+        task_id = self.spec.task_id or _task_id()
+        hello = {"m": "hello", "pid": os.getpid(), "id": task_id, "warm": started_warm, "node": node_id()}
+        hello |= {"gentle": self.niceness is not None, "moves": self.spec.moves != 0}
         self.tell({**hello, "real": device_memory.has_devices(), "cuda": used_cuda})
+        if self.hooked is not None and (node := self._told_where()):
+            return moving.run_on(node, self.hooked, self.spec, task_id, arguments)
         fetch(arguments)
         self._warm(started_warm)
         answer = self.await_go()
@@ -205,11 +221,36 @@ class Shell:
         try:
             with saving(self.spec), work_told(self.tell), waits_told(self.tell):
                 value = self._call(answer, args, kwargs)
-        except BaseException:
+        except BaseException as error:
+            is_again = self._starts_again(error)
             self.tell({"m": "end", "ok": False, "at": time.time(), "stays": self._stays()})
+            if is_again:
+                moving.mark(error)
             raise
         self.tell({"m": "end", "ok": True, "at": time.time(), "stays": self._stays()})
         return value
+
+    def _told_where(self) -> str:
+        """The node on which the driver wants the task to run; "" for here."""
+        if not self.spec.moves or self.peer is None:
+            return ""
+        answer = self.await_go()
+        if answer["m"] not in ("here", "elsewhere"):
+            self.early = answer
+        return str(answer["node"]) if answer["m"] == "elsewhere" else ""
+
+    def _starts_again(self, error: BaseException) -> bool:
+        """Whether Ray is to start the task again, for another flavor of GPUs: the driver knows of one."""
+        if not self.spec.moves or self.open or not (lack := lack_of(error)).startswith(GPU):
+            return False
+        self.tell({"m": "lacks", "why": lack})
+        until_s = time.monotonic() + ANSWER_S
+        with contextlib.suppress(*CONNECT_ERRORS):
+            while self.peer is not None and not self.peer.has_word():
+                if time.monotonic() > until_s:
+                    return False
+                time.sleep(HASTEN_EVERY_S)
+        return bool(self.await_go()["m"] == "again")
 
     def _stays(self) -> bool:
         """Whether this process still has something on a device that it was given."""
@@ -285,6 +326,9 @@ class Shell:
 
     def await_go(self) -> Message:
         """The driver's next word to this shell; without a driver, go and help yourself."""
+        if self.early is not None:
+            answer, self.early = self.early, None
+            return answer
         if self.open or self.peer is None:
             return {"m": "go", "open": True}
         try:

@@ -12,7 +12,8 @@ class Spec:
     on_gpu: for each phase whether it is one; load_s: how long a GPU phase waits for load functions that were started
     beside the phases before it; apart: GPU steps get processes of their own; residue_bytes: what a process may leave
     on a device and count as gone; gentle: it loads long before its turn, beside others' work; restored: a reference to
-    the checkpoint of the try before."""
+    the checkpoint of the try before; moves: how often Ray may start it again for another node, -1: for ever, 0: it
+    stays where it is; task_id: by which it is known, "": Ray's own."""
 
     def __init__(
         self,
@@ -28,7 +29,7 @@ class Spec:
         self.address, self.task, self.gpus = address, task, gpus
         self.preload, self.on_gpu, self.load_s, self.returns = preload, on_gpu, load_s, returns
         self.apart, self.residue_bytes, self.gentle = False, 0, False
-        self.restored = restored
+        self.restored, self.moves, self.task_id = restored, 0, ""
 
     def told(self) -> dict[str, Any]:
         """The same as plain data, for a worker that may have no EGS."""
