@@ -34,6 +34,11 @@ class ActorRef:
         """One of the module's, as this process has heard of it: that costs no message. None: it knows nothing of it."""
         return cast("int | None", ray._private.worker.global_worker.core_worker.get_local_actor_state(self._id))
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it has not been created yet, as this process has heard."""
+        return self.state() not in (None, ALIVE, RESTARTING, DEAD)
+
     def kill(self) -> None:
         """End it for good, whether it waits or runs, as `ray.kill` does."""
         with contextlib.suppress(Exception):  # it has ended, and nobody has a handle any more

@@ -18,6 +18,11 @@ class ToldRef:
         self._is_over = False
         self._told: list[Callable[[], None]] = []
 
+    @property
+    def is_open(self) -> bool:
+        """Whether nothing has been told of its end."""
+        return not self._is_over
+
     def task_id(self) -> Any:
         """The task behind it."""
         return ray.TaskID(bytes.fromhex(self.name))

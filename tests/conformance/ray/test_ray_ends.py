@@ -231,6 +231,16 @@ gate, deadline = getattr(install.interceptor, "_gate", None), time.monotonic() +
 while gate is not None and not gate._is_full and time.monotonic() < deadline:  # then what comes is left for later
     time.sleep(0.01)
 refs += [endless.remote() for _ in range(2)]
+
+@ray.remote(num_cpus=0)
+def submits():
+    return [endless.remote()]
+
+@ray.remote(num_gpus=1)
+class Waits:
+    pass
+
+refs += [ray.get(submits.remote()), Waits.remote()]
 from egs_ray.observe import Observer
 ask = Observer._ask_until_settled
 def told_of(self):
@@ -246,13 +256,13 @@ print(os.environ.get(REPORTS))
 def test_a_script_with_endless_tasks_ends_without_waiting_for_them(
     mode: str, often: str, run_script: Script, tmp_path: Path
 ) -> None:
-    """In mode on EGS asks until Ray has told of what has ended, and a Ray that the script has started tells ten times a
-    second. In observe nothing of Ray is set, and nobody knows what has not ended. Either way the script's environment
-    is afterwards as it was."""
+    """Its own, a worker's, and an actor that never gets its GPU. In mode on EGS asks until Ray has told of what has
+    ended, and a Ray that the script has started tells ten times a second. In observe nothing of Ray is set, and nobody
+    knows what has not ended. Either way the script's environment is afterwards as it was."""
     with tempfile.TemporaryDirectory(prefix="egs-end-") as folder:
         done = run_script(OWN, EGS_MODE=mode, RAY_TMPDIR=folder)
     assert done.returncode == 0, done.stderr
     known = "not waited for" if mode == "on" else "waited for"
-    assert done.stdout.splitlines() == [often, f"3 to come, {known}", "None"], done.stdout
+    assert done.stdout.splitlines() == [often, f"5 to come, {known}", "None"], done.stdout
     ends = [record.outcome for record in read_run(tmp_path / "log.jsonl").records if isinstance(record, Ended)]
-    assert ends.count("succeeded") == 1
+    assert ends.count("succeeded") == 2

@@ -150,10 +150,12 @@ class Program:
         self._pace.wake(may_rest=self._is_full or self._is_ahead)
 
     def unfinished(self) -> set[str]:
-        """Ids of the script's own tasks that are in the order and have not ended; asks Ray. What has arrived while the
-        line was full is not taken in before something ends."""
+        """Ids of the script's tasks, and of actors' creations, that are in the order and have not ended; asks Ray. What
+        has arrived while the line was full is not taken in before something ends."""
         arrived = [refs[arrival.task_id] for arrival, refs, _ in list(self._arrivals) if arrival.task_id in refs]
-        return waiting.unfinished([*list(self._refs.values()), *arrived])
+        refs = [*list(self._refs.values()), *arrived]
+        told = [ref for ref in refs if isinstance(ref, ActorRef | ToldRef) and ref.is_open]
+        return waiting.unfinished(refs) | {str(ref.task_id().hex()) for ref in told}
 
     def learned(self) -> None:
         """More is known of durations now."""
