@@ -21,7 +21,7 @@ from egs_core.runlog.intervals import LET_GO, STARTING, Demand, Hold, Timeline, 
 from egs_core.runlog.steps import Interval, clip, subtract
 
 CAPACITY = "capacity"
-UNTIL = re.compile(r"until [0-9.]+: ")  # the words of a hold that was written with its grant: nobody was asked
+UNASKED = re.compile(r"until [0-9.]+: ")  # in old logs: the words of a hold that was written with its grant
 SLACK = 1e-6  # amounts of resources are sums of floats
 FREE = "resources were free: process start, environment set-up, or a limit of the framework's; it does not say"
 FIRST = "held back by EGS, which let others go first"
@@ -122,7 +122,7 @@ def _explained(line: Timeline, wait: Wait, feasible: Feasibility, cpu_name: str,
 def _by_the_engine(wait: ExplainedWait, lack: str, cpu: str) -> str:
     """What the engine itself said was lacking. In its books a GPU is taken from its decision on, in the log only from
     the start that the framework told later: what seems free in between was not."""
-    if not lack or UNTIL.match(lack):
+    if not lack or UNASKED.match(lack):
         return FIRST
     if wait.no_gpu_s or wait.no_cpu_s:
         return _lacking(wait, cpu)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from egs_core.driver.waits import Explain, WaitRecords
+from egs_core.driver.waits import CAPACITY, Explain, WaitRecords
 from egs_core.engine import messages as m
 from egs_core.engine.rules.flavors import held_flavor, seconds_on
 from egs_core.engine.specs import END, FAIL
@@ -58,8 +58,7 @@ class RunRecords:
             ready_at = state.ready_at[phase]
             self._emit(number, r.Ready(ready_at, workload, task, index, grant.attempt))
             if now > ready_at:
-                reason = f"until {now:.3f}: {grant.reason}"
-                self._emit(number, r.Held(ready_at, workload, task, index, "capacity", reason))
+                self._emit(number, r.Held(ready_at, workload, task, index, CAPACITY))
         p50: float | None = state.estimate_s[phase]
         p95: float | None = state.estimate_p95_s[phase]
         if phase in state.unknown:

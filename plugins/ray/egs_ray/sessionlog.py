@@ -9,7 +9,6 @@ which holds the actor's resources and is used while one of its methods runs.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,6 @@ from egs_core.runlog.records import (
 from egs_ray.events import TaskEvent
 from egs_ray.submission import Ordered, Submission, granted_of, is_driver, phase_of, submission_of
 
-UNTIL = re.compile(r"^until [0-9.]+: ")  # a time of the site's clock
 LEAST_COLD_S = 0.01  # less than this from process to user code is no cold start
 
 
@@ -119,8 +117,6 @@ class SessionLog:
             if not self._is_submitted:
                 self._submit_workload(record.t)
         times = {name: self._t(getattr(record, name)) for name in ("t", "end_t") if hasattr(record, name)}
-        if isinstance(record, Held) and UNTIL.match(record.reason):
-            record = msgspec.structs.replace(record, reason="")  # that of the grant, which says it too
         if isinstance(record, Used) and record.end_t > record.t:
             self.gpu_held_s += record.end_t - record.t
         self._write(msgspec.structs.replace(record, **times))

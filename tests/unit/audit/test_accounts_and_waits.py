@@ -121,9 +121,11 @@ def test_what_the_log_says_goes_first() -> None:
 
 
 def test_what_egs_holds_back_is_no_process_start() -> None:
-    """In a log of EGS in mode on: named as EGS's own, also where resources were free and others went first."""
-    for kind, wanted in (("quota", "held back by EGS: quota"), ("capacity", FIRST)):
-        records = [*_waiting(Capacity(0, "n", 4, 4)), Held(2, "w", "waiter", 0, kind)]
+    """In a log of EGS in mode on: named as EGS's own, also where resources were free and others went first; in an old
+    log such a hold has words, which are no reason of the engine's."""
+    of_quota, of_order = ("quota", "", "held back by EGS: quota"), ("capacity", "", FIRST)
+    for kind, words, wanted in (of_quota, of_order, ("capacity", "until 5.250: rank", FIRST)):
+        records = [*_waiting(Capacity(0, "n", 4, 4)), Held(2, "w", "waiter", 0, kind, words)]
         (wait,) = longest_waits(build_timeline(records), by_egs=True)
         assert wait.reason == wanted
     (wait,) = longest_waits(build_timeline(_waiting(Capacity(0, "n", 4, 4))), by_egs=True)

@@ -193,18 +193,18 @@ def test_preloads_of_the_session_get_the_names_and_clock_of_the_demo() -> None:
 
 def test_reasons_of_the_session_get_the_names_and_clock_of_the_demo() -> None:
     """Why each phase waited and by which term it started: on the page of the demo's workload, in words. The node has
-    the demo's name, moments of the session's clock are left out, and figures are as they were."""
+    the demo's name, and figures are as they were."""
     ray_node, gpu = "7703c47658c57dc92023b7fb8004925f79f21fd38ba4bfb33c3277de", (("gpu", 1.0, 1.0, 0),)
     own: list[Record] = [
         Capacity(0.0, ray_node, 4.0, 2),
         Held(0.2, "digits#3", "train-2", 0, "warming", f"its process is being loaded on {ray_node}"),
-        Held(1.5, "digits#3", "evaluate-0", 0, "capacity", "until 5.250: remaining_path", ("train-2",)),
+        Held(1.5, "digits#3", "evaluate-0", 0, "capacity", "", ("train-2",)),
         Granted(5.0, "digits#3", "evaluate-0", 0, reason="remaining_path"),
     ]
     found = reasons_of(Run(Header(started_at=ORIGIN - 1.0), own), ORIGIN, "local")
     assert found == [
         Held(0.0, "pipeline-3", "train-2", 0, "warming", "its process is being loaded on local"),
-        Held(0.5, "pipeline-3", "evaluate", 0, "capacity", "remaining_path", ("train-2",)),
+        Held(0.5, "pipeline-3", "evaluate", 0, "capacity", "", ("train-2",)),
         Granted(4.0, "pipeline-3", "evaluate", 0, reason="remaining_path"),
     ]
     demo: list[Record] = [

@@ -143,3 +143,16 @@ def test_what_is_written_for_all_that_wait_alike_is_true_of_each() -> None:
     reasons = [x.reason for x in site.records if isinstance(x, Held)]
     assert reasons == ["needs 1 CPU, 1 GPU: n has 0 of 1 GPU wholly free"] * 3
     assert "2 ahead of it" in site.engine.explain(3).text
+
+
+def test_a_hold_that_is_written_with_its_grant_has_no_words() -> None:
+    """Nobody was asked while it waited, so nothing passes for the engine's reason; the grant says when and why."""
+    site = Site()
+    site.log = RunRecords(site.engine.state, lambda _, record: site.records.append(record))
+    site.send(m.TasksAdded("w", gpu_tasks(2)), 0.0)
+    end_what_runs(site, 10.0)
+    assert [(x.t, x.kind, x.reason) for x in site.records if isinstance(x, Held)] == [(0.0, "capacity", "")]
+    (answer,) = waits_in_log(site.records, ["t1"], "log")
+    (phase,) = answer["phases"]
+    assert (phase["waited_s"], phase["reason"]["kind"]) == (10.0, "capacity")
+    assert phase["reason"]["text"] == "1 phase started before it on n, first t0; nothing else could have started then"

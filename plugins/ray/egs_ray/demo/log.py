@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,8 +16,6 @@ from egs_ray.demo.graph import demo_graph
 from egs_ray.demo.marks import workload_id
 from egs_ray.demo.variants import EGS_LOG, Variant
 from egs_ray.replay.marked import MarkedWorkload, read_marks, records_of
-
-UNTIL = re.compile(r"^until [0-9.]+: ")
 
 
 def header_of(variant: Variant, submitted: Sequence[float]) -> Header:
@@ -57,8 +54,8 @@ def reasons_of(run: Run, origin: float, node: str) -> list[Record]:
     out: list[Record] = []
     for record in run.records:
         if isinstance(record, Held):
-            reason = UNTIL.sub("", record.reason)  # a moment of the session's clock
-            out.append(_moved(msgspec.structs.replace(record, reason=relabelled(reason, names)), run, origin))
+            reason = relabelled(record.reason, names)
+            out.append(_moved(msgspec.structs.replace(record, reason=reason), run, origin))
         elif isinstance(record, Granted):
             out.append(_moved(record, run, origin))
     return out
