@@ -32,7 +32,7 @@ from egs_core.errors import InputError
 from egs_core.mode import VARIABLE, parse_mode
 from egs_core.runlog.past import Past
 from egs_core.surfaces import Surface
-from egs_ray.settings import chosen_gate, chosen_priority, chosen_retry, chosen_split
+from egs_ray.settings import chosen_gate, chosen_priority, chosen_retry, chosen_split, unread_queues
 from egs_ray.surfaces import SURFACES
 
 if TYPE_CHECKING:
@@ -156,6 +156,8 @@ def _mode_check() -> Check:
         return Check("mode", False, found)
     if mode != "on":
         return Check("mode", True, f"{mode}; EGS_MODE=on orders GPU tasks")
+    if unread := unread_queues():
+        return Check("mode", False, f"on, {unread}")
     whose = "those of all drivers of the cluster" if gate == "cluster" else "the script's own only"
     return Check("mode", True, f"on, {gate} gate: GPU tasks are ordered with {whose}")
 

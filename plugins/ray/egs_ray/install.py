@@ -20,7 +20,7 @@ import ray
 from egs_core.mode import current_mode
 from egs_core.notices import warn
 from egs_ray import compat, submitting, waiting
-from egs_ray.settings import chosen_gate, chosen_priority, chosen_retry, chosen_split
+from egs_ray.settings import chosen_gate, chosen_priority, chosen_retry, chosen_split, unread_queues
 
 MAKERS = {"observe": "egs_ray.observe", "on": "egs_ray.gate.act"}
 """The modules whose `make_interceptor` makes that of a mode."""
@@ -92,7 +92,8 @@ def _mode() -> str:
 
 
 def _warn_of_settings() -> None:
-    for found in (chosen_gate()[1], chosen_priority()[1], chosen_split()[1], chosen_retry()[1]):
+    chosen = chosen_gate()[1], chosen_priority()[1], chosen_split()[1], chosen_retry()[1]
+    for found in (*chosen, unread_queues()):
         if found:
             warn(found)
 

@@ -1,5 +1,5 @@
 """What the environment of a driver asks of the hook: `EGS_MODE`, `EGS_GATE`, `EGS_PRIORITY`, `EGS_SPLIT`,
-`EGS_RETRY_OUT_OF_MEMORY`.
+`EGS_RETRY_OUT_OF_MEMORY`, and for an order with others' work `EGS_URL`, `EGS_QUEUE`, `EGS_QUEUES`.
 
 Standard library only.
 """
@@ -50,3 +50,23 @@ def chosen_retry() -> tuple[bool, str]:
     if switch in SWITCH:
         return switch == "on", ""
     return False, f"EGS_RETRY_OUT_OF_MEMORY={said!r} is none of {', '.join(SWITCH)}: off"
+
+
+QUEUE, QUEUES = "EGS_QUEUE", "EGS_QUEUES"
+"""The queue of all that a driver runs, and the file with the queues of an order without a server."""
+
+
+def unread_queues() -> str:
+    """Which of these is set where a driver has no use for it, and what to do; "" where there is none."""
+    is_served = bool(os.environ.get("EGS_URL", "").strip())
+    read = {QUEUE} if is_served else {QUEUE, QUEUES} if chosen_gate()[0] == "cluster" else set[str]()
+    unread = [name for name in (QUEUE, QUEUES) if name not in read and os.environ.get(name, "").strip()]
+    if not unread:
+        return ""
+    said = f"{' and '.join(unread)} {'is' if len(unread) == 1 else 'are'} not read"
+    if is_served:
+        return f"{said}: the queues are those of the server that EGS_URL names"
+    return (
+        f"{said}: this driver orders its own work only. For an order with queues set EGS_GATE=cluster (all drivers of "
+        "this Ray) or EGS_URL (those of an `egs serve`)"
+    )

@@ -9,6 +9,7 @@ from importlib.metadata import version
 import pytest
 
 from egs_core.adapter import CAPABILITIES, Adapter, load_adapter
+from egs_ray import install
 from egs_ray.adapter import ADAPTER
 
 
@@ -89,6 +90,35 @@ def test_mode_and_gate_are_told(mode: str, gate: str, ok: bool, words: str, monk
     monkeypatch.setenv("EGS_GATE", gate)
     check = next(check for check in ADAPTER.doctor() if check.name == "mode")
     assert (check.ok, words in check.detail) == (ok, True), check.detail
+
+
+@pytest.mark.parametrize(
+    ("variables", "unread"),
+    [
+        ({}, ""),
+        ({"EGS_QUEUE": "red"}, "EGS_QUEUE is not read: this driver orders its own work only."),
+        ({"EGS_QUEUE": "red", "EGS_QUEUES": "q.yaml"}, "EGS_QUEUE and EGS_QUEUES are not read: this driver orders"),
+        ({"EGS_QUEUES": "q.yaml", "EGS_GATE": "clusterr"}, "EGS_QUEUES is not read: this driver orders"),
+        ({"EGS_QUEUE": "red", "EGS_QUEUES": "q.yaml", "EGS_GATE": "cluster"}, ""),
+        ({"EGS_QUEUE": "red", "EGS_URL": "http://site"}, ""),
+        ({"EGS_QUEUE": "red", "EGS_QUEUES": "q.yaml", "EGS_URL": "http://site"}, "EGS_QUEUES is not read: the queues"),
+    ],
+)
+def test_queues_that_nobody_reads_are_told(
+    variables: dict[str, str], unread: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A driver whose own gate knows no queues says so once, with what would heed them, and so does doctor."""
+    for name in ("EGS_QUEUE", "EGS_QUEUES", "EGS_GATE", "EGS_URL"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in ({"EGS_MODE": "on"} | variables).items():
+        monkeypatch.setenv(name, value)
+    install._warn_of_settings()
+    said = [line for line in capsys.readouterr().err.splitlines() if "not read" in line]
+    assert len(said) == bool(unread), said
+    assert all(line.startswith(f"egs: {unread}") for line in said), said
+    check = next(check for check in ADAPTER.doctor() if check.name == "mode")
+    told = unread if "clusterr" not in variables.values() else "EGS_GATE='clusterr' is none of"
+    assert (check.ok, told in check.detail) == (not unread, True), check.detail
 
 
 def test_hook_that_ray_skips_under_uv(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,7 @@ from egs_ray.session.submissions import Submissions
 from egs_ray.session.tasks import Job, RunBooks, Way
 from egs_ray.session.ways import Plan, check_gangs, for_site, lack_of, plan_ways, unshared
 from egs_ray.session.workers import Workers
-from egs_ray.settings import chosen_gate
+from egs_ray.settings import QUEUE, chosen_gate
 from egs_ray.site.joining import join
 
 __all__ = ["Options", "Session"]
@@ -60,7 +60,6 @@ WATCH_S = 2.0
 FOREVER_S = 30.0
 CLOSE_S, HASTE_S = 5.0, 0.3
 HEAR_S, HEAR_EVERY_S = 2.0, 0.005  # what was sent before a result is here soon, or never
-QUEUE = "EGS_QUEUE"
 HEAD = "node:__internal_head__"
 MOST_NAME = 200
 

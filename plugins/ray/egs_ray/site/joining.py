@@ -20,9 +20,9 @@ from egs_core.site.pooled import About
 from egs_core.site.remote import RemoteSite
 from egs_ray import submitting, waiting
 from egs_ray.demand import cluster_grows
+from egs_ray.settings import QUEUES
 from egs_ray.site import actor
 
-QUEUES = "EGS_QUEUES"
 JOIN_S = 30.0  # for the actor to be there, and to answer: the first GPU task of a driver waits for it
 ANSWER_S = 5.0
 TRIES = 3
