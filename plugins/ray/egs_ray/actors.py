@@ -45,13 +45,15 @@ class ActorRef:
             ray._private.worker.global_worker.core_worker.kill_actor(self._id, True)
 
 
-def end(ref: Any) -> None:
-    """End what a reference, the first of a list, an ActorRef or what a worker's task is known by stands for."""
+def end(ref: Any, why: str) -> None:
+    """End what a reference, the first of a list, an ActorRef or a ToldRef stands for. why: for what Ray knows not."""
     first = ref[0] if isinstance(ref, list) else ref
     if isinstance(first, ray.ObjectRef):
         ray.cancel(first, force=True)
-    else:
+    elif isinstance(first, ActorRef):
         first.kill()
+    else:
+        first.kill(why)
 
 
 def class_behind(target: Any) -> type | None:

@@ -15,12 +15,13 @@ import threading
 import time
 import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
 import ray
 from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from egs_ray import submitting, waiting
 from egs_ray.compat import GROUP_ROUTE, group_function
@@ -28,6 +29,20 @@ from egs_ray.own_values import OwnValues
 
 Handler = Callable[[Callable[[], PlacementGroup], list[dict[str, float]], dict[str, Any]], PlacementGroup]
 """(makes the group as written, its bundles, the other arguments) -> the group."""
+
+REMOVED = "The placement group has been removed."
+NEEDED = {"scheduling_strategy": "DEFAULT", "num_cpus": 0, "num_gpus": 0}
+NOTHING = NEEDED | {
+    "placement_group": None,
+    "placement_group_bundle_index": -1,
+    "placement_group_capture_child_tasks": None,
+    "memory": None,
+    "resources": None,
+    "accelerator_type": None,
+    "max_retries": 0,
+    "retry_exceptions": False,
+}
+"""What a submission is made with that is only to fail; of what is not needed, only what was stated."""
 
 
 def wrap_groups(create: Handler, remove: Callable[[Callable[[], None], Any], None]) -> None:
@@ -99,11 +114,12 @@ class WaitingGroup(PlacementGroup):  # type: ignore[misc]  # of a library withou
         self.bundle_cache = [{name: float(amount) for name, amount in bundle.items()} for bundle in bundles]
         self._create, self._values, self._on_needed = create, values, on_needed
         self._lock = threading.RLock()
-        self._made = threading.Event()
+        self._is_known = threading.Event()  # it has its resources, or never will
         self._real: PlacementGroup | None = None
         self._error: Exception | None = None
-        self._promised: list[Any] = []
-        self._removed = self._is_ended = False
+        self._told: Any = None  # what references of `ready` have as value, or error, then
+        self._promised: list[Any] = []  # those until then
+        self._removed = False
 
     @property
     def id(self) -> Any:
@@ -120,39 +136,50 @@ class WaitingGroup(PlacementGroup):  # type: ignore[misc]  # of a library withou
         """Whether Ray knows it."""
         return self._real is not None
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether Ray has refused it, or it was ended: nothing that is placed in it would ever run."""
+        return self._error is not None
+
     def real(self) -> PlacementGroup:
-        """Ray's own; made now where it is not there yet. Raises what Ray raises."""
-        if self._real is None and not self._removed:
+        """Ray's own; made now where it is not there yet. Raises what Ray raises, or that it was ended."""
+        if self._real is None and not self._removed and self._error is None:
             self._on_needed()
         return self.make()
 
-    def make(self, *, is_ended: bool = False) -> PlacementGroup:
-        """Have Ray make it, once. is_ended: and remove it then, as an operator's word: who waits for it goes on."""
+    def make(self) -> PlacementGroup:
+        """Have Ray make it, once. Raises as `real` does."""
         with self._lock:
+            if self._real is not None:
+                return self._real
             if self._error is not None:
                 raise self._error
-            if self._real is None:
-                try:
-                    real = self._create()
-                except Exception as error:
-                    self._error, promised, self._promised = error, self._promised, []
-                    self._made.set()
-                    for ref in promised:
-                        self._fail(ref, error)
-                    raise
-                self._real = PlacementGroup(real.id, bundle_cache=self.bundle_cache)
-                is_ended = is_ended or self._removed
-            real, promised = self._real, self._promised
-            if not self._removed:
-                self._promised = []
-            self._is_ended = self._is_ended or (is_ended and not self._removed)
-        if is_ended:
+            try:
+                made = self._create()
+            except Exception as error:
+                self._fail_all(error, _of_group("".join(traceback.format_exception(error)), error))
+                raise
+            real = self._real = PlacementGroup(made.id, bundle_cache=self.bundle_cache)
+            is_removed = self._removed
+        if is_removed:
             with submitting.directly():
                 ray.util.remove_placement_group(real)
-        self._made.set()
-        for ref in promised if not self._removed else ():
-            self._keep(ref, real)
+        else:
+            waiting.on_ready(real.ready(), self._is_there)
         return real
+
+    def end(self, why: str) -> None:
+        """An operator's word, or a limit's: Ray removes it, or never hears of it. Whoever waits for it, or asks for it
+        later, gets an error with these words."""
+        with self._lock:
+            if self._error is not None:
+                return
+            said = _of_removed(f"EGS has removed the placement group: {why}")
+            self._fail_all(said.as_instanceof_cause(), said)
+            real = self._real
+        if real is not None:
+            with submitting.directly():
+                ray.util.remove_placement_group(real)
 
     @property
     def is_removed(self) -> bool:
@@ -163,40 +190,50 @@ class WaitingGroup(PlacementGroup):  # type: ignore[misc]  # of a library withou
         """It is removed; whether Ray has made it before, and has to be told."""
         with self._lock:
             self._removed = True
-            return self._real is not None
+            if self._real is not None:
+                return True
+            self._tell_all(_of_removed(REMOVED))
+            return False
 
     def ready(self) -> ray.ObjectRef:
         """As Ray's: a reference that has the group as its value once that has its resources, or what Ray has raised as
-        its error."""
+        its error, or that it was removed."""
         with self._lock:
-            if self._real is None:
-                ref = self._values.new()
-                if self._error is None:
-                    self._promised.append(ref)
-                else:
-                    self._fail(ref, self._error)
-                return ref
-        return self._real.ready()
+            if self._real is not None and self._error is None and self._is_known.is_set():
+                return self._real.ready()
+            ref = self._values.new()
+            if self._told is None:
+                self._promised.append(ref)
+            else:
+                self._values.keep(ref, self._told)
+        return ref
 
     def wait(self, timeout_seconds: float = 30) -> bool:
-        """As Ray's: whether it has its resources within that time."""
+        """As Ray's: whether it has its resources within that time. Raises as `real` does."""
         until_s = time.monotonic() + timeout_seconds
-        if not self._made.wait(max(0.0, timeout_seconds)):
+        if not self._is_known.wait(max(0.0, timeout_seconds)):
             return False
-        return self._is_ended or bool(
-            self.real().wait(math.ceil(max(0.0, until_s - time.monotonic())))
-        )  # whole seconds only
+        if self._error is not None:
+            raise self._error
+        return bool(self.real().wait(math.ceil(max(0.0, until_s - time.monotonic()))))  # whole seconds only
 
-    def _keep(self, ref: Any, real: PlacementGroup) -> None:
-        if self._is_ended:
-            self._values.keep(ref, real)
-        else:
-            waiting.on_ready(real.ready(), lambda: self._values.keep(ref, real))
+    def _is_there(self) -> None:
+        """On a thread of Ray's: that has given it its resources, or has removed it."""
+        with self._lock:
+            if self._told is None:
+                self._tell_all(_of_removed(REMOVED) if self._removed else self._real)
 
-    def _fail(self, ref: Any, error: Exception) -> None:
-        lines = "".join(traceback.format_exception(error))
+    def _fail_all(self, error: Exception, said: ray.exceptions.RayTaskError) -> None:
+        self._error = error
+        self._tell_all(said)
+
+    def _tell_all(self, value: Any) -> None:
+        """All who wait for it. value: the group, or an error."""
+        self._told, promised, self._promised = value, self._promised, []
+        self._is_known.set()
         with suppress(Exception):  # Ray has gone, and with it whoever waits
-            self._values.keep(ref, ray.exceptions.RayTaskError("placement_group", lines, error))
+            for ref in promised:
+                self._values.keep(ref, value)
 
     def __reduce__(self) -> Any:
         return PlacementGroup, (self.id, self.bundle_cache)
@@ -211,6 +248,30 @@ class WaitingGroup(PlacementGroup):  # type: ignore[misc]  # of a library withou
     def __hash__(self) -> int:
         # Not that of Ray's, which is that of the id: libraries keep groups in sets before these are ready.
         return object.__hash__(self)
+
+
+def _of_removed(words: str) -> ray.exceptions.RayTaskError:
+    return _of_group(words, ray.exceptions.TaskPlacementGroupRemoved())
+
+
+def _of_group(words: str, cause: Exception) -> ray.exceptions.RayTaskError:
+    """What a reference has as its error: who gets it catches the cause, and reads the words."""
+    return ray.exceptions.RayTaskError("placement_group", words, cause)
+
+
+def failure_of(options: Mapping[str, Any]) -> Any:
+    """Of a submission with these options: a reference with the error of the group in which it is placed, where that has
+    failed; else None."""
+    strategy = options.get("scheduling_strategy")
+    group = options.get("placement_group")
+    if isinstance(strategy, PlacementGroupSchedulingStrategy):
+        group = strategy.placement_group
+    return group.ready() if isinstance(group, WaitingGroup) and group.has_failed else None
+
+
+def anywhere(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a submission that is only to fail: it needs nothing, and waits for nothing."""
+    return {**options, **{name: value for name, value in NOTHING.items() if name in options or name in NEEDED}}
 
 
 def is_gone(group: WaitingGroup) -> bool:

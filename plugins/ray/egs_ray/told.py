@@ -10,9 +10,10 @@ import ray
 
 
 class ToldRef:
-    """Stands where a task has the reference to its result. name: a task's id. kill: ends what it stands for."""
+    """Stands where a task has the reference to its result. name: a task's id. kill: ends what it stands for, with the
+    words that say why."""
 
-    def __init__(self, name: str, kill: Callable[[], None]) -> None:
+    def __init__(self, name: str, kill: Callable[[str], None]) -> None:
         self.name, self.kill = name, kill
         self._lock = threading.Lock()
         self._is_over = False

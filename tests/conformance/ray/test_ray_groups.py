@@ -77,6 +77,10 @@ waits, gone, used = (placement_group([{"CPU": 1, "GPU": 1}]) for _ in range(3))
 print(waits.wait(0.2), ray.wait([waits.ready()], timeout=0.2)[0], waits != gone, len({waits, gone, used}))
 remove_placement_group(gone)                                     # before it has been anything
 ray.cancel(gone.ready())
+try:
+    print(ray.get(gone.ready(), timeout=120))
+except ray.exceptions.TaskPlacementGroupRemoved:
+    print("is removed")
 print(placement_group_table(gone)["state"])
 task = inside.options(scheduling_strategy=placed(used)).remote()  # nobody asks first whether it is ready
 model = Model.options(scheduling_strategy=placed(all_of_it, 1)).remote()

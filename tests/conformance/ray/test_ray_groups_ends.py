@@ -3,6 +3,7 @@ operator's word, Ray's refusal. Each with a real Ray of two GPUs."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -143,6 +144,109 @@ def test_an_operator_ends_groups(drive: Begin, tmp_path: Path) -> None:
     t.until(lambda: has(tmp_path, "one") == ["0", "1"])
     assert control.abort(workload, task=waits.task).tasks == (waits.task,)
     assert driver.communicate(timeout=LIMIT_S)[0] == "1 ActorUnschedulableError\nend\n"
+
+
+# One of two groups has its turn, with an actor in it. What is heard of the other one, that waits, and of what is placed
+# in it, when an operator has ended it.
+ENDED = """
+import sys, time
+import ray
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+@ray.remote(num_gpus=1, num_cpus=0)
+def fit(x):
+    return x
+
+@ray.remote(num_gpus=1, num_cpus=0)
+class Model:
+    def __init__(self, x):
+        self.x = x
+
+    def get(self):
+        return self.x
+
+def heard(name, ask):
+    try:
+        print(name, ask(), flush=True)
+    except Exception as error:
+        is_rays = isinstance(error, ray.exceptions.TaskPlacementGroupRemoved | ray.exceptions.ActorDiedError)
+        print(name, is_rays, "removed the placement group: aborted by ann: enough" in str(error), flush=True)
+
+ray.init(logging_level="ERROR", log_to_driver=False)
+held, ended = placement_group([{"GPU": 1}]), placement_group([{"GPU": 1}])
+ray.get(held.ready())
+model = Model.options(scheduling_strategy=PlacementGroupSchedulingStrategy(held)).remote(1)
+early = ended.ready()
+heard("early", lambda: ray.get(early, timeout=120))
+heard("later", lambda: ray.get(ended.ready(), timeout=120))
+heard("wait", lambda: ended.wait(120))
+placed = PlacementGroupSchedulingStrategy(ended)
+heard("task", lambda: ray.get(fit.options(scheduling_strategy=placed, max_retries=3).remote(1), timeout=120))
+heard("actor", lambda: ray.get(Model.options(scheduling_strategy=placed).remote(1).get.remote(), timeout=120))
+heard("handed on", lambda: ray.get(ray.remote(num_cpus=0)(lambda group: 1).remote(ended), timeout=120))
+remove_placement_group(ended)
+heard("model", lambda: ray.get(model.get.remote(), timeout=120))
+remove_placement_group(held)
+heard("next", lambda: placement_group([{"GPU": 1}]).wait(120))
+"""
+
+
+def test_who_waits_for_a_group_that_is_ended_is_told(drive: Begin) -> None:
+    """An operator ends a group that waits for its turn: who waits for it, who asks later, and what is placed in it get
+    Ray's error of a removed group, with the operator's name and reason. The other group's actor lives on, and the next
+    group has its turn: nothing is held."""
+    driver = drive(ENDED, "ended")
+    t.until(lambda: [task.state for task in listed()] == [PASSED, WAITS])
+    (workload,) = [one.workload for one in control.ps()]
+    control.abort(workload, task=listed()[1].task, actor="ann", reason="enough")
+    out, errors = driver.communicate(timeout=LIMIT_S)
+    told = [f"{name} True True" for name in ("early", "later", "wait", "task", "actor", "handed on")]
+    assert (driver.returncode, out.splitlines()) == (0, [*told, "model 1", "next True"]), errors
+
+
+SWEEP = """
+import json, os, sys, time
+import ray
+from ray import tune
+
+name, folder = sys.argv[1:]
+
+def trial(config):
+    open(f"{folder}/begun.{config['x']}", "w").close()
+    while not os.path.exists(f"{folder}/go"):
+        time.sleep(0.05)
+    return {"x": config["x"]}
+
+ray.init(logging_level="ERROR", log_to_driver=False)
+found = tune.Tuner(
+    tune.with_resources(trial, {"cpu": 0.5, "gpu": 1}),
+    param_space={"x": tune.grid_search([0, 1, 2])},
+    run_config=tune.RunConfig(storage_path=f"{folder}/tune", verbose=0),
+).fit()
+print("RESULT", json.dumps([str(one.error or "") for one in found]))
+"""
+
+
+@pytest.mark.parametrize("is_whole", [False, True], ids=["trials that wait", "the whole sweep"])
+def test_a_sweep_goes_on_without_trials_that_are_ended(is_whole: bool, drive: Begin, tmp_path: Path) -> None:
+    """Ray Tune, three trials, one GPU: two wait when an operator ends these, or all. They are failed trials, with the
+    operator's words; the driver ends by itself, and nothing of it is left."""
+    pytest.importorskip("pyarrow", reason="Ray Tune and Train need pyarrow, which is not installed")
+    driver = drive(SWEEP, "sweep", tmp_path)
+    t.until(lambda: [task.state for task in listed()] == [PASSED, WAITS, WAITS] and list(tmp_path.glob("begun.*")))
+    (workload,) = [one.workload for one in control.ps()]
+    for task in [""] if is_whole else [task.task for task in listed()[1:]]:
+        control.abort(workload, task=task, actor="ann", reason="enough")
+    if not is_whole:
+        t.until(lambda: [task.state for task in listed()] == [PASSED])
+    (tmp_path / "go").touch()
+    out, errors = driver.communicate(timeout=LIMIT_S)
+    assert driver.returncode == 0, errors
+    found = json.loads(next(line for line in out.splitlines() if line.startswith("RESULT ")).removeprefix("RESULT "))
+    assert [bool(error) for error in found].count(True) == (3 if is_whole else 2), found
+    assert ["aborted by ann: enough" in error for error in found].count(True) >= 2, found
+    t.until(t.is_idle)
 
 
 @pytest.mark.usefixtures("ray_address")

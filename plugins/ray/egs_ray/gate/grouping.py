@@ -146,7 +146,7 @@ class Groups:
         )
         told = []
         for key, one in zip(turn.keys, needs, strict=True):
-            ref = ToldRef(os.urandom(ID_BYTES).hex(), lambda: self._kill(turn))
+            ref = ToldRef(os.urandom(ID_BYTES).hex(), lambda why: self._kill(turn, why))
             turn.refs.append(ref)
             arrival = Arrival(key, ref.name, one, [], [], seconds=0.0)
             told.append((arrival, {ref.name: ref}, member(one, options)))
@@ -175,15 +175,15 @@ class Groups:
             for key in turn.keys:
                 turn.gate.hand_on(key)
 
-    def _kill(self, turn: Turn) -> None:
-        """An operator ends it: what runs in it fails. To whoever waits for it it is ready."""
-        threading.Thread(target=self._end, args=(turn,), name="egs-group-end", daemon=True).start()
+    def _kill(self, turn: Turn, why: str) -> None:
+        """An operator ends it: what runs in it fails, and who waits for it is told. Of several bundles each is."""
+        threading.Thread(target=self._end, args=(turn, why), name="egs-group-end", daemon=True).start()
 
-    def _end(self, turn: Turn) -> None:
+    def _end(self, turn: Turn, why: str) -> None:
         submitting.submit_directly()
-        with suppress(Exception):  # Ray has gone, or never took it
+        with suppress(Exception):  # Ray has gone
             assert turn.group is not None
-            turn.group.make(is_ended=True)
+            turn.group.end(why)
         with self._lock:
             self._turns.pop(id(turn.group), None)
         turn.over()

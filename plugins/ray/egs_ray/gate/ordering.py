@@ -26,6 +26,7 @@ from egs_ray.gate.ticketing import (
     task_of,
     with_ticket,
 )
+from egs_ray.groups import anywhere, failure_of
 from egs_ray.settings import chosen_split
 from egs_ray.submission import Arrival, Needs
 
@@ -136,7 +137,10 @@ class Ordering:
     def submit_lined(
         self, original: Callable[..., Any], target: Any, args: Any, kwargs: Any, options: dict[str, Any]
     ) -> Any:
-        """Submit what has no turn, by its twin where it has one: what it submits itself may have turns."""
+        """Submit what has no turn, by its twin where it has one: what it submits itself may have turns. What is placed
+        in a group that was ended fails as that did: Ray would let it wait for ever."""
+        if (failure := failure_of(options)) is not None and (twin := self._twins.of(target, args, kwargs)) is not None:
+            return original(twin, (failure,), {}, **anywhere(options))
         twin = None
         if not self._is_off:
             try:

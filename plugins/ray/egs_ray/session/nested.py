@@ -39,7 +39,8 @@ class NestedRef(ToldRef):
     """Stands for a reference of a worker's where a task has the reference to its result."""
 
     def __init__(self, name: str, peer: Peer) -> None:
-        super().__init__(name, lambda: tell(peer, {"m": "end", "name": name}))  # has the worker end the task
+        # Has the worker end the task.
+        super().__init__(name, lambda why: tell(peer, {"m": "end", "name": name, "why": why}))
 
 
 class _Worker(msgspec.Struct):

@@ -277,7 +277,7 @@ class Program:
         """The site has ended these while they waited: past a limit of their workload."""
         for job in jobs:
             if job.ref is not None:
-                actors.end(job.ref)
+                actors.end(job.ref, job.stopped or "past a limit of its workload")
 
     # --- for operators ---
 
@@ -304,7 +304,7 @@ class Program:
         for job in jobs:
             if job.ref is not None and not job.is_over:
                 self.stopping(job, job.stopped or reason)
-                actors.end(job.ref)
+                actors.end(job.ref, job.stopped)
 
     def code_waits(self, task: str) -> None:
         """The code of a task, by Ray's id, waits in Ray, for what it has told of before."""
@@ -350,8 +350,8 @@ class Program:
         self._refs.pop(index, None)
         task_id = self.books.converted.graph.ids[index]
         self._awaited.discard(task_id)
-        if job.way is Way.GROUP and job in self.line:
-            why = self._outlook.reasons.pop(task_id, "")
+        why = self._outlook.reasons.pop(task_id, "") if job.way is Way.GROUP else ""
+        if job.way is Way.GROUP and (why or job in self.line):
             ended = "aborted" if why else "succeeded"
             at_s = self._wall_s + self.site.now()
             self._outlook.record(r.Ended(at_s, self.books.workload, task_id, outcome=ended, reason=why))

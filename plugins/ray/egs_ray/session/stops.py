@@ -94,7 +94,7 @@ class Stops:
                 self._cancel(job)
 
     def _cancel(self, job: Job) -> None:
-        actors.end(job.ref)
+        actors.end(job.ref, job.stopped)
 
 
 def _grace_s(job: Job) -> float:

@@ -158,16 +158,16 @@ class LineGate:
             while True:
                 message = self._peer.receive()
                 if message["m"] == "end":
-                    self._end(message["name"])
+                    self._end(message["name"], message["why"])
                 else:
                     self._answers.put(message)
         except LOST as error:
             self._lose(error)
 
-    def _end(self, name: str) -> None:
+    def _end(self, name: str, why: str) -> None:
         """An operator, or a limit of the workload, ends a task or group of this worker's."""
         if (ref := self._refs.get(name)) is not None:
-            end(ref)
+            end(ref, why)
 
     def _await_end(self, name: str, ref: Any) -> None:
         waiting.on_ready(ref, lambda: self._over(name))
