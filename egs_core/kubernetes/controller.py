@@ -41,6 +41,9 @@ from egs_core.kubernetes.writing import Writers
 
 STEP_S = 1.0
 HEALTHY_S = 10.0
+OPENING, OPENING_S = 4.0, 2.0
+"""What is granted is opened for so many times as long as the step has taken before, and for no longer than this."""
+PLACED_S = 0.02
 FORBIDDEN = "ApiError: 403"
 REFUSALS = (403, 422)
 REFUSED_S = 60.0
@@ -80,6 +83,7 @@ class Controller:
         self._cluster, self._settings, self._say = cluster, settings, say
         self._woken = threading.Event()
         self._ended = threading.Event()
+        self._began = 0.0
         self._stepped_at = float("-inf")
         self._said: dict[str, str] = {}
         self.opened = 0
@@ -184,6 +188,7 @@ class Controller:
 
     def step(self, now: float) -> None:
         """Tell what is new, open what may be opened. now: Unix time, of the API server."""
+        self._began = time.monotonic()
         everything, nodes = self._claiming.applied(self._pods.items(), self._nodes.items().values(), now)
         self._note("devices", self._claiming.problem)
         pods = self._served(everything)
@@ -218,7 +223,7 @@ class Controller:
         return with_pauses({uid: pod for uid, pod in pods.items() if self._serves(pod)})
 
     def _serves(self, pod: Pod) -> bool:
-        return pod.is_ours and (not self._settings.namespaces or pod.namespace in self._settings.namespaces)
+        return bool(pod.run) and (not self._settings.namespaces or pod.namespace in self._settings.namespaces)
 
     def _order_gates(self, pods: dict[str, Pod], nodes: list[Node], now: float) -> None:
         """Pods that Kueue does not hold back; those that it does take room like any other's, and have no gate."""
@@ -231,13 +236,28 @@ class Controller:
         if session is None:
             return  # gates wait for the site server, each until its release-by time
         session.prune(mine)
-        order = session.order() if self._settings.ahead else []
-        settings = self._settings
-        found = gates.releases(session.granted(), order, mine, now, window=settings.window, ahead=settings.ahead)
-        for uid in self._open(found):
-            session.applied(uid)
+        self._open_granted(session, mine, now)
         if self._preempting is not None and not self._preempting.carry_out(session.stops(), pods, now):
             self._drop_sessions()
+
+    def _open_granted(self, session: ClusterSession, pods: dict[str, Pod], now: float) -> None:
+        """What is granted, as far as the window goes. Where there is more, also what follows as these get their nodes,
+        for a while: with ten thousand pods the next step takes longer than its gates. pods: changed by that."""
+        settings, opened, spent_s = self._settings, set[str](), time.monotonic() - self._began
+        order = session.order() if settings.ahead else []
+        until = time.monotonic() + min(OPENING * spent_s, OPENING_S)
+        while self.leader.leads and not self._ended.is_set():
+            granted = session.granted()
+            found = gates.releases(granted, order, pods, now, window=settings.window, ahead=settings.ahead)
+            for uid in (done := self._open(found)):
+                session.applied(uid)
+            opened.update(done)
+            latest = self._pods.items()
+            for uid in opened:
+                pods[uid] = latest[uid] if uid in latest else msgspec.structs.replace(pods[uid], is_gated=False, run="")
+            is_left = any(uid in pods and pods[uid].is_gated and not pods[uid].is_paused for uid in granted)
+            if not is_left or time.monotonic() >= until or len(done) < len(found) or self._ended.wait(PLACED_S):
+                return
 
     def _told_session(self, pods: dict[str, Pod], nodes: list[Node]) -> ClusterSession | None:
         """The session that orders, and has been told of these pods; None while the site server is waited for."""
@@ -324,7 +344,7 @@ class Controller:
         answers: dict[Any, bool] = {}
         found = set()
         for pod in pods:
-            if pod.is_gated and pod.is_ours and not pod.is_paused:
+            if pod.is_gated and pod.run and not pod.is_paused:
                 demand = pod.where, pod.shape
                 if demand not in answers:
                     answers[demand] = places.may_ever_run(pod, nodes)

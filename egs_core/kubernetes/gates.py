@@ -44,11 +44,12 @@ def releases(
 ) -> list[Opening]:
     """The gates to open now, first first. granted: uids in the order in which the engine has granted them; order: of
     those that wait for a grant; pods: by uid."""
-    in_flight = sum(_is_in_flight(pod, now) for pod in pods.values())
-    pending = sum(_is_pending(pod) for pod in pods.values())
+    unplaced = [pod for pod in pods.values() if not (pod.node or pod.is_gated) and _is_pending(pod)]
+    pending, flying = len(unplaced), [pod for pod in unplaced if _is_in_flight(pod, now)]
+    in_flight = len(flying)
     found: list[Opening] = []
     taken: set[str] = set()
-    for uid in granted if not _is_room_unknown(granted, pods.values(), now) else ():
+    for uid in granted if not _is_room_unknown(granted, flying) else ():
         group = [one for one in _together(uid, granted, pods) if one.uid not in taken]
         if any(one.is_paused for one in group):
             continue
@@ -66,8 +67,9 @@ def releases(
 
 def overdue(pods: Iterable[Pod], now: float, longest_s: float) -> list[Opening]:
     """The gates that are open too late already, the oldest first. longest_s: of a pod that states no moment."""
-    late = [(due_of(pod, longest_s, now), pod) for pod in pods if pod.is_gated and not pod.is_paused]
-    return [Opening(pod, OVERDUE) for due, pod in sorted(late, key=lambda one: (one[0], one[1].uid)) if due <= now]
+    gated = ((due_of(pod, longest_s, now), pod) for pod in pods if pod.is_gated and not pod.is_paused)
+    late = [one for one in gated if one[0] <= now]
+    return [Opening(pod, OVERDUE) for _, pod in sorted(late, key=lambda one: (one[0], one[1].uid))]
 
 
 def due_of(pod: Pod, longest_s: float, now: float) -> float:
@@ -107,11 +109,11 @@ def _together(uid: str, granted: Sequence[str], pods: Mapping[str, Pod]) -> list
     return [one for one in given if one.is_gated and (one.run, one.gang) == (pod.run, pod.gang)]
 
 
-def _is_room_unknown(granted: Collection[str], pods: Iterable[Pod], now: float) -> bool:
+def _is_room_unknown(granted: Collection[str], flying: Iterable[Pod]) -> bool:
     """Whether what was opened for its turn is about to get room that no grant keeps for it: the engine may have given
-    that to another one by now."""
+    that to another one by now. flying: what is open and about to get its node."""
     given = frozenset(granted)
-    return any(pod.opened_for == ORDER and pod.uid not in given and _is_in_flight(pod, now) for pod in pods)
+    return any(pod.opened_for == ORDER and pod.uid not in given for pod in flying)
 
 
 def _is_pending(pod: Pod) -> bool:

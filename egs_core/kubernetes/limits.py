@@ -79,7 +79,7 @@ class Limiting:
 
     def look(self, pods: Iterable[Pod], now: float) -> None:
         """All that are there now."""
-        self._listed = {pod.uid: pod for pod in pods if pod.is_ours}
+        self._listed = {pod.uid: pod for pod in pods if pod.run}
         limited = {pod.run for pod in self._listed.values() if pod.limits is not NOTHING}
         self._seen_at.update(dict.fromkeys(limited, now))
         self._seen_at = {run: at for run, at in self._seen_at.items() if at + KEPT_S > now}

@@ -81,7 +81,7 @@ def changes(pods: Mapping[str, Pod], known: Mapping[str, Known]) -> Changes:
         if before is not None:
             if status not in (before.status, HELD) and before.status != OVER:
                 statuses.append((uid, status))
-        elif pod.is_ours and status in (READY, RUNNING) and (not pod.gang or (pod.run, pod.gang) in whole):
+        elif pod.run and status in (READY, RUNNING) and (not pod.gang or (pod.run, pod.gang) in whole):
             new.setdefault(pod.run, []).append(pod)
     return Changes({run: tuple(sorted(found, key=_age)) for run, found in new.items()}, tuple(statuses))
 
@@ -89,7 +89,7 @@ def changes(pods: Mapping[str, Pod], known: Mapping[str, Known]) -> Changes:
 def with_listed_nodes(pods: Mapping[str, Pod], known: Mapping[str, Known], there: Collection[str]) -> dict[str, Pod]:
     """Pods that got a node which is not listed yet wait until it is: nodes and pods have watches of their own. What was
     told as running there stays so."""
-    found = {uid: pod for uid, pod in pods.items() if not pod.node or pod.node in there or not pod.is_ours}
+    found = {uid: pod for uid, pod in pods.items() if not pod.node or pod.node in there or not pod.run}
     for uid in pods.keys() - found.keys():
         one, pod = known.get(uid), pods[uid]
         if pod.is_over or (one is not None and one.status in (RUNNING, OVER)):

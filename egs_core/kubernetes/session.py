@@ -115,13 +115,13 @@ class ClusterSession:
 
     def outgrown(self, pods: Mapping[str, Pod], nodes: Iterable[Node] = ()) -> frozenset[places.Key] | None:
         """Where a new site is needed for these pods and nodes, the keys that it is to tell kinds of nodes by."""
-        ours = [pod for pod in pods.values() if pod.is_ours]
+        ours = [pod for pod in pods.values() if pod.run]
         wheres = frozenset(pod.where for pod in ours)
         keys = places.keys_of(wheres)
         if not keys <= self._keys or len(self._uids) > MOST_TASKS:
             return keys | self._keys
         there = {node.name: node for node in nodes}
-        if any(self._is_elsewhere(pod, there) for pod in ours if pod.node):
+        if any(self._told.values()) and any(self._is_elsewhere(pod, there) for pod in ours if pod.node):
             return self._keys
         waiting = {pod.where for pod in ours if not (pod.node or pod.is_over)}
         return self._keys if self._has_other_kinds(wheres, waiting & self._told.keys(), there.values()) else None
@@ -157,7 +157,7 @@ class ClusterSession:
         if (keys := self.outgrown(pods, found)) is not None:
             self.renew_with(keys)
         pods = with_listed_nodes(pods, self._known, {node.name for node in found}) if found else pods
-        self._wheres = frozenset(pod.where for pod in pods.values() if pod.is_ours)
+        self._wheres = frozenset(pod.where for pod in pods.values() if pod.run)
         self._tell_nodes(found, pods.values())
         news = changes(pods, self._known)
         if not news.are_none:  # else what is told first would be granted before what should go first is told
@@ -183,8 +183,8 @@ class ClusterSession:
         others: dict[str, list[Pod]] = {}
         found = list(pods)
         for pod in found:
-            if pod.holds:
-                (ours if pod.is_ours else others).setdefault(pod.node, []).append(pod)
+            if pod.node and not pod.is_over:
+                (ours if pod.run else others).setdefault(pod.node, []).append(pod)
         closed = self._closed_kinds(nodes)
         own = {pod.uid for pod in found if pod.is_ours} if any(node.devices for node in nodes) else ()
         told = {}
@@ -352,8 +352,7 @@ class ClusterSession:
 
     def prune(self, uids: Iterable[str]) -> None:
         """Only these pods are still listed. What has ended stays known till then, so that it is not told again."""
-        there = set(uids)
-        for uid in [uid for uid, one in self._known.items() if one.status == OVER and uid not in there]:
+        for uid in [uid for uid in self._known.keys() - set(uids) if self._known[uid].status == OVER]:
             self._uids.pop(self._known.pop(uid).task, None)
             self._measured.pop(uid, None)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -269,3 +270,43 @@ def test_a_cluster_that_is_not_there_is_one_line(tmp_path: Path, capsys: pytest.
     missing = tmp_path / "none"
     assert run(["kubernetes", "open-overdue", "--kubeconfig", str(missing)]) == 2
     assert str(missing) in capsys.readouterr().err
+
+
+class Slow(Controller):
+    """One whose look at all that is listed takes a while, as with ten thousand pods. steps: looks that opened any."""
+
+    steps = 0
+
+    def _placeless(self, *given: Any) -> set[str]:
+        time.sleep(0.5)  # that long is what is tested
+        return super()._placeless(*given)
+
+    def _open_granted(self, *given: Any) -> None:
+        before = self.opened
+        super()._open_granted(*given)
+        self.steps += self.opened > before
+
+
+def test_a_slow_look_opens_more_than_one_window(api: EmulatedApi) -> None:
+    """One pod at a time may wait for its node, and twelve have room: they need fewer looks than one each, as the next
+    is opened when the one before has its node."""
+    api.add("nodes", node("n1", cpu=12))
+    names = [f"p{number}" for number in range(12)]
+    for name in names:
+        api.add("pods", pod(name))
+    said: list[str] = []
+    found = Slow(Cluster(api.kubeconfig), Settings(identity="slow", window=1), said.append, watch_s=5)
+    thread = threading.Thread(target=found.run, daemon=True)
+    thread.start()
+    try:
+        while gated := api.gated():
+            api.until(lambda before=gated: api.gated() < before)  # type: ignore[misc]  # one each
+            assert len(gated - api.gated()) == 1
+            for name in gated - api.gated():
+                api.bind(name, "n1")
+    finally:
+        found.stop()
+        thread.join(LIMIT_S)
+    assert sorted(api.opened()) == sorted(names)
+    assert found.steps < len(names)
+    assert said == []
