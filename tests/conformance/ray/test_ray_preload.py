@@ -157,6 +157,18 @@ def test_processes_are_kept_for_the_next_task(session: Session, tmp_path: Path) 
     assert all(x["model"]["pid"] == x["pid"] for x in found)
 
 
+def test_processes_are_kept_for_another_pipeline(session: Session, tmp_path: Path) -> None:
+    """The only task of one pipeline runs in a process that has loaded the same for another one's tasks, and loads
+    nothing, though that is loaded too fast to be worth a process of its own."""
+    task = t.with_folder(t.warmed, tmp_path)
+    node = MultiOutputNode([task.bind(str(tmp_path), i) for i in range(3)])
+    before = egs_ray.run(node, name="one", session=session).get(t.LIMIT_S)
+    loads = (tmp_path / "load.runs").read_text()
+    found = egs_ray.run(task.bind(str(tmp_path)), name="another", session=session).get(t.LIMIT_S)
+    assert found["pid"] in {one["pid"] for one in before}
+    assert (tmp_path / "load.runs").read_text() == loads
+
+
 def test_without_preload_nothing_is_loaded_early(tmp_path: Path) -> None:
     """With `preload` off the process of a GPU task is not there before its turn."""
     with t.session(tmp_path, preload=False) as session:

@@ -14,6 +14,7 @@ from egs_core.graph.columns import GPU, Shape
 from egs_core.hints import phase_steps
 from egs_core.site import fits
 from egs_ray.cluster import preload_slots
+from egs_ray.link import Peer
 from egs_ray.payload import submit
 from egs_ray.session.elsewhere import Moves
 from egs_ray.session.gangs import NODE_LABEL
@@ -41,6 +42,7 @@ class Submissions:
         self._too_early: list[tuple[Job, str]] = []  # shells that wait for one of these
         self._deferred: dict[str, list[tuple[Job, str]]] = {}  # warm key -> shells that wait for one of these
         self._worth_keeping: set[str] = set()  # warm keys whose loading takes long
+        self._standing: dict[str, set[Peer]] = {}  # warm key -> processes of EGS's own that have loaded for it
 
     def prepare_processes(self, own: int, plain: int = 0) -> list[Any]:
         """Let Ray start empty processes for the tasks to come, as it does itself for plain tasks: so many of EGS's own,
@@ -93,6 +95,18 @@ class Submissions:
         for waiting, node in early:  # those whose node is still full come back to the list
             if waiting.parked_since is not None or waiting.grant is not None:
                 self.submit_shell(waiting, node)
+
+    def stands(self, job: Job) -> None:
+        """Its process is there for the next task that loads the same, of whichever run, until it is `gone`."""
+        if job.own and job.peer is not None and not (job.once or job.apart):
+            self._standing.setdefault(job.warm_key, set()).add(job.peer)
+
+    def gone(self, peer: Peer) -> None:
+        """A process has ended."""
+        for key in [key for key, peers in self._standing.items() if peer in peers]:
+            self._standing[key].discard(peer)
+            if not self._standing[key]:
+                del self._standing[key]
 
     def _is_full(self, node: str) -> bool:
         """Whether as many processes load on the node as the site was told that it may have at once."""
@@ -276,10 +290,12 @@ class Submissions:
 
     def needs_own_process(self, job: Job) -> bool:
         """Whether its process must be none of those that Ray uses for plain tasks and holders too: what it loads serves
-        other tasks, or Ray's has used CUDA, and may not see another device. Ray has some of its own started, so a task
-        by itself begins a second earlier there."""
-        is_kept = bool(job.warm_key) and (job.warm_key in job.run.shared_keys or job.warm_key in self._worth_keeping)
-        return is_kept or job.met_cuda
+        other tasks, or one that a task before it has left has loaded it, of whichever run; or Ray's has used CUDA, and
+        may not see another device. Ray has some of its own started, so a task by itself begins a second earlier
+        there."""
+        key = job.warm_key
+        is_kept = key in job.run.shared_keys or key in self._worth_keeping or key in self._standing
+        return (bool(key) and is_kept) or job.met_cuda
 
     def suits(self, job: Job) -> bool:
         """Whether its process is what it would be given now, with all that is known of devices."""

@@ -83,6 +83,7 @@ class Workers:
         """A worker process died, with a holder, a shell or an observed task in it. Ray may start the task again."""
         for submission in [number for number, job in self._shared.unheard.items() if job.peer is peer]:
             del self._shared.unheard[submission]
+        self._submissions.gone(peer)
         lease = self._shared.leases.of(peer)
         if lease is not None:
             self._phases.lease_over(lease)
@@ -234,6 +235,7 @@ class Workers:
         job.ended = True
         job.stays = bool(message.get("stays"))
         if job.way is Way.SHELL and message["ok"] and not job.once:
+            self._submissions.stands(job)
             self._submissions.about_to_leave(job)
         if message["ok"]:
             self._endings.succeeded(job)
