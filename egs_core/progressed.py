@@ -1,13 +1,14 @@
-"""How far a command has come, and how well it does: told by its code, looked at by the rules of a site server.
+"""How far a command or task has come, and how well it does: told by its code, looked at by a site server's rules.
 
     for step, batch in enumerate(batches):
         loss = fit(batch)
         egs.progress(step=step, loss=loss)
 
 Unlike `egs.work` nothing adds up to be paid: only the latest counts. Each process of a command keeps a file of it in
-the folder that the variable of `worked` names, by one write in place; where there is none a call does nothing. Besides
-the latest loss the file has the number, sum and sum of squares of all finite ones, so that whoever reads it now and
-then knows the mean and the spread between two looks, whatever was told meanwhile.
+the folder that the variable of `worked` names, by one write in place. Where an adapter has code of its own in a task's
+process, that sends it on instead (`progress_told`), once a second at most. Where there is neither a call does nothing.
+Besides the latest loss what is told has the number, sum and sum of squares of all finite ones, so that whoever reads
+it now and then knows the mean and the spread between two looks, whatever was told meanwhile.
 
 This module runs inside workers: standard library only.
 """
@@ -20,6 +21,8 @@ import math
 import os
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +31,7 @@ from egs_core.worked import FOLDER
 
 SUFFIX = ".progress"
 MOST_FILES = 1000  # that are read: a command may start processes without end
+EVERY_S = 1.0  # at most so often a task's progress is sent on
 
 
 class Progressed(NamedTuple):
@@ -49,12 +53,17 @@ class Latest:
     def __init__(self) -> None:
         self.told = Progressed()
         self.lock = threading.Lock()
+        self.folder = ""
         self.file: int | None = None
         self.length = 0
 
     def tell(self, folder: str, step: float | None, loss: float | None) -> None:
-        """Keep it in that folder, which stays the same. Raises OSError."""
+        """Keep it in that folder; in another one than before it is another task's. Raises OSError."""
         with self.lock:
+            if self.folder != folder:
+                if self.file is not None:
+                    os.close(self.file)
+                self.told, self.folder, self.file, self.length = Progressed(), folder, None, 0
             self.told = _next(self.told, step, loss)
             if self.file is None:
                 path = Path(folder) / f"{os.getpid()}-{time.monotonic_ns()}{SUFFIX}"
@@ -73,26 +82,96 @@ def _next(told: Progressed, step: float | None, loss: float | None) -> Progresse
     return Progressed(step, loss, False, told.losses + 1, told.total + loss, squares)
 
 
+class Later:
+    """Calls the action once, on a thread of its own, EVERY_S after the first of several `call`s; then anew. What is
+    called meanwhile is found by that one. From any thread."""
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        self._action = action
+        self._lock = threading.Lock()
+        self._timer: threading.Timer | None = None
+        self._is_over = False
+
+    def call(self) -> None:
+        """Raises RuntimeError where no thread can be started."""
+        with self._lock:
+            if self._timer is None and not self._is_over:
+                timer = threading.Timer(EVERY_S, self._run)
+                timer.daemon = True
+                timer.start()
+                self._timer = timer
+
+    def close(self) -> None:
+        """It is not called any more, but for a call that is under way."""
+        with self._lock:
+            self._is_over = True
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def _run(self) -> None:
+        with self._lock:
+            self._timer = None
+            if self._is_over:
+                return
+        self._action()
+
+
+class Telling:
+    """What one task tells since its code began, sent on by `send`: the latest, when it has told something."""
+
+    def __init__(self, send: Callable[[Progressed], None]) -> None:
+        self._told = Progressed()
+        self._lock = threading.Lock()
+        self._later = Later(lambda: send(self._told))
+        self.close = self._later.close
+
+    def tell(self, step: float | None, loss: float | None) -> None:
+        """Raises RuntimeError where no thread can be started, which may be once there are fewer."""
+        with self._lock:
+            self._told = _next(self._told, step, loss)
+        self._later.call()
+
+
 _latest = Latest()
+_telling: Telling | None = None
 
 
 def _begin_anew() -> None:
     """In a child: what its parent has told is the parent's, and another thread may have held the lock."""
-    global _latest
-    _latest = Latest()
+    global _latest, _telling
+    _latest, _telling = Latest(), None
+
+
+@contextmanager
+def progress_told(send: Callable[[Progressed], None]) -> Iterator[None]:
+    """For adapters: the code of a task runs inside, and what it tells is sent on, from a thread of its own, EVERY_S
+    after it was told; what it tells until then is in that. Its last words before its end may not be."""
+    global _telling
+    before, _telling = _telling, (telling := Telling(send))
+    try:
+        yield
+    finally:
+        _telling = before
+        telling.close()
 
 
 os.register_at_fork(after_in_child=_begin_anew)
 
 
 def progress(*, step: float | None = None, loss: float | None = None) -> None:
-    """Tell how far this command has come: `egs.progress(step=1200, loss=0.31)`. step: any number that only grows;
-    loss: what is to become less; NaN and infinite are told as well. Only commands of `egs run` are heard; elsewhere it
-    does nothing. Never raises: what is no number is one warning, and not counted. A loss on a GPU is waited for, as by
-    `float`: tell it as often as you print it."""
+    """Tell how far this has come: `egs.progress(step=1200, loss=0.31)`. step: any number that only grows;
+    loss: what is to become less; NaN and infinite are told as well. Heard are commands of `egs run`, and tasks whose
+    driver is at a site server; elsewhere it does nothing. Never raises: what is no number is one warning, and not
+    counted. A loss on a GPU is waited for, as by `float`: tell it as often as you print it."""
     try:
-        if folder := os.environ.get(FOLDER):
-            _latest.tell(folder, _step(step), None if loss is None else float(loss))
+        folder, telling = os.environ.get(FOLDER), _telling
+        if not folder and telling is None:
+            return
+        step, loss = _step(step), None if loss is None else float(loss)
+        if telling is not None:
+            telling.tell(step, loss)
+        if folder:
+            _latest.tell(folder, step, loss)
     except OSError as error:  # a full disk is not the command's business
         warn_once(f"egs.progress: what this process has told is not kept: {error.strerror}")
     except Exception as error:  # a value of any type may raise anything
@@ -106,6 +185,16 @@ def _step(value: float | None) -> float | None:
     if not math.isfinite(step) or step < 0:
         raise ValueError(f"step={value!r} is none")
     return step
+
+
+def progress_words(step: float | None, loss: float | None, is_nan: bool) -> str:
+    """For people; "" for none of both.
+
+    >>> progress_words(1200.0, 0.31, False), progress_words(None, 0.31, True)
+    ('step 1200, loss 0.31', 'loss is NaN')
+    """
+    shown = "loss is NaN" if is_nan else "" if loss is None else f"loss {loss:.4g}"
+    return ", ".join(filter(None, ("" if step is None else f"step {step:.15g}", shown)))
 
 
 def progress_in(folder: str | os.PathLike[str], since: float = 0.0) -> Progressed | None:

@@ -66,7 +66,7 @@ OF_RUNS = (
     "loss_not_falling_steps",
     "unsaved_for",
 )
-OF_TASKS = ("over_learned",)
+OF_TASKS = ("idle_for", "no_progress_for", "over_learned", "loss", "loss_not_falling_for", "loss_not_falling_steps")
 """Those that look at tasks of frameworks' drivers, too."""
 
 
@@ -107,9 +107,11 @@ class When(FileModel):
     silent_for: Span | None = None
     """Nothing has been heard of a GPU for so long: its driver does not answer, or the agent of its host is gone."""
     idle_for: Span | None = None
-    """None of the GPUs that a run or a request holds has computed for so long, by what NVML measures."""
+    """None of the GPUs that a run or a request holds has computed for so long, by what NVML measures. Also of a task of
+    a framework's driver, where it is known which of the site's GPUs it has."""
     no_progress_for: Span | None = None
-    """A run that tells of its work (`egs.work`, `egs.progress`) has told nothing new for so long."""
+    """A run that tells of its work (`egs.work`, `egs.progress`) has told nothing new for so long. Also a task with GPUs
+    of a framework's driver, of what it tells by `egs.progress`; so do the rules of its loss."""
     loss: Literal["nan"] | None = None
     """The latest loss that a run has told (`egs.progress`) is NaN or infinite."""
     loss_not_falling_for: Span | None = None

@@ -120,6 +120,8 @@ def show_why(address: Address, run: str, as_json: bool) -> None:
         count = f"{view.tasks.running} GPU tasks run, {view.tasks.waiting} wait"
         why = f"; first {view.reason}" if view.reason else ""
         typer.echo(f"driver {view.id} ({view.name}, {view.user}, {view.framework}): {view.state}: {count}{why}")
+        for told in view.tasks.told:
+            typer.echo(_progress_line(f"task {told.task}", told))
         return
     when = f"; {starts_words(view)}" if view.state == "waiting" else ""
     text = view.reason or f"{view.outcome}, exit code {view.exit_code}"
@@ -130,11 +132,14 @@ def show_why(address: Address, run: str, as_json: bool) -> None:
     if view.note:
         typer.echo(view.note)
     if view.progress is not None and view.progress.words:
-        ago_s = max(0.0, time.time() - view.progress.told_at)
-        typer.echo(f"progress: {view.progress.words}, told {ago_s:,.0f} s ago")
+        typer.echo(_progress_line("progress", view.progress))
     if view.lost:
         left = f"; end these processes: {', '.join(map(str, view.processes))}" if view.processes else ""
         typer.echo(f"nothing is heard of its supervisor, so its devices are given to nobody{left}")
+
+
+def _progress_line(whose: str, told: c.ProgressView) -> str:
+    return f"{whose}: {told.words}, told {max(0.0, time.time() - told.told_at):,.0f} s ago"
 
 
 def control_run(address: Address, request: ControlRequest, as_json: bool) -> None:

@@ -136,7 +136,7 @@ def _running(run: c.RunView, now: float) -> tuple[str, ...]:
 
 def _driver(run: c.RunView) -> tuple[str, ...]:
     tasks = run.tasks or c.DriverTasks(running=0, waiting=0)
-    return f"{_named(run)} ({run.framework})", run.user, run.queue, str(tasks.running), str(tasks.waiting), run.state
+    return f"{_named(run)} ({run.framework})", run.user, run.queue, str(tasks.running), str(tasks.waiting), run.doing
 
 
 def _named(run: c.RunView) -> str:

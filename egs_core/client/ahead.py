@@ -13,7 +13,8 @@ class TaskOutline(msgspec.Struct, frozen=True, omit_defaults=True):
     """number: its own, by which `parents` name it; id, workload: as its driver has them; state: of
     `runlog.standing.STATES`; since: when its current phase started, or became ready, in seconds since 1970; seconds:
     how long its phases are believed to take together, None where nobody knows; devices: on its node; gpus: of its
-    current phase; is_warm: a process that is ready waits for it, or runs it; why: it waits, of the first ones."""
+    current phase; is_warm: a process that is ready waits for it, or runs it; why: it waits, of the first ones;
+    progress: how far it is, in words, where it tells that; told_at: when it did, in seconds since 1970."""
 
     number: int
     id: str
@@ -28,6 +29,8 @@ class TaskOutline(msgspec.Struct, frozen=True, omit_defaults=True):
     gpus: float = 0.0
     is_warm: bool = False
     why: str = ""
+    progress: str = ""
+    told_at: float | None = None
 
 
 class DriverTasksView(msgspec.Struct, frozen=True):

@@ -27,6 +27,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from egs_core.client.outlines import Earlier
+from egs_core.progressed import progress_words
 
 PROTOCOL = 1
 STANDBY_HEADER = "EGS-Standby"  # of an answer: another server of the site is to be asked
@@ -241,7 +242,8 @@ class Left(Told):
 
 class Driver(Told):
     """A driver that has joined. epoch: of this server, until it ends; ttl_s: silent for longer, it is taken for gone.
-    now: second of the site's clock. queue: in which its work is; notice: what its user is to be told of that."""
+    now: second of the site's clock. queue: in which its work is; notice: what its user is to be told of that.
+    wants_progress: it may tell how far its tasks are."""
 
     id: str
     epoch: str
@@ -249,6 +251,7 @@ class Driver(Told):
     now: float
     queue: str = ""
     notice: str = ""
+    wants_progress: bool = False
 
 
 class Lease(Told):
@@ -259,13 +262,6 @@ class Lease(Told):
     devices: tuple[str, ...]
     claimed: bool = False
     mark: str = ""
-
-
-class DriverTasks(Told):
-    """How many of a driver's tasks with GPUs run, and how many could start."""
-
-    running: int
-    waiting: int
 
 
 class GangView(Told):
@@ -290,10 +286,23 @@ class ProgressView(Told):
 
     @property
     def words(self) -> str:
-        """For people: "step 1200, loss 0.31"; "" for none of both."""
-        loss = "loss is NaN" if self.is_nan else "" if self.loss is None else f"loss {self.loss:.4g}"
-        step = "" if self.step is None else f"step {self.step:.15g}"
-        return ", ".join(filter(None, (step, loss)))
+        """See `progress_words`."""
+        return progress_words(self.step, self.loss, self.is_nan)
+
+
+class TaskProgress(ProgressView):
+    """Of a task of a driver, by its name."""
+
+    task: str
+
+
+class DriverTasks(Told):
+    """How many of a driver's tasks with GPUs run, and how many could start. told: how far those are that have told of
+    it last, the last one first."""
+
+    running: int
+    waiting: int
+    told: tuple[TaskProgress, ...] = ()
 
 
 class RunView(Told):
@@ -366,6 +375,8 @@ class RunView(Told):
     def doing(self) -> str:
         """Its state, and where it is."""
         where = self.progress.words if self.progress is not None else ""
+        if self.tasks is not None and self.tasks.told:
+            where = f"{self.tasks.told[0].task}: {self.tasks.told[0].words}"
         return f"{self.state}: {where}" if where else self.state
 
 

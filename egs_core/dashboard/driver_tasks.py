@@ -16,7 +16,7 @@ from egs_core.report.html import Markup, tag
 from egs_core.runlog.labels import OPAQUE
 from egs_core.runlog.standing import Standing
 
-TASK_HEADS = ("Task", "State", "Since", "Takes", "GPUs", "Where", "Workload", "Why")
+TASK_HEADS = ("Task", "State", "Since", "Takes", "Progress", "Told", "GPUs", "Where", "Workload", "Why")
 START_HEADS = ("What", "Starts", "GPUs", "User", "Queue", "Why it waits")
 END_HEADS = ("Run", "Ends", "GPUs", "User", "Host")
 LOADED_HEADS = ("Task", "Node", "State", "Driver", "User", "Workload")
@@ -111,6 +111,8 @@ def _task_row(one: TaskOutline, called: str, workload: Workload) -> tuple[object
         state,
         moment(one.since),
         "" if one.seconds is None else units.seconds(one.seconds),
+        one.progress,
+        moment(one.told_at),
         f"{one.gpus:g}" if one.gpus else "",
         where,
         one.workload,

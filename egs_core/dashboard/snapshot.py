@@ -231,7 +231,7 @@ def _running(run: c.RunView, several: bool) -> Row:
 def _driver(run: c.RunView) -> Row:
     tasks = run.tasks or c.DriverTasks(running=0, waiting=0)
     called = f"{run.id} {run.name} ({run.framework})"
-    return called, run.user, run.state, str(tasks.running), str(tasks.waiting), run.reason, run.queue, _verbs(run)
+    return called, run.user, run.doing, str(tasks.running), str(tasks.waiting), run.reason, run.queue, _verbs(run)
 
 
 def _named(run: c.RunView) -> str:

@@ -21,11 +21,11 @@ STATES = {"held": "waiting", "ready": "waiting", "granted": "running", "aborted"
 def task_outlines(driver: Driver, tasks: Sequence[int], why: Mapping[int, str], epoch: float) -> list[TaskOutline]:
     """Some of its tasks, by the engine's numbers. why: some of them wait; epoch: second since
     1970 at which the engine's clock is 0."""
-    state = driver.pool.engine.state
-    return [_task(state, task, why, epoch) for task in tasks]
+    return [_task(driver, task, why, epoch) for task in tasks]
 
 
-def _task(state: State, task: int, why: Mapping[int, str], epoch: float) -> TaskOutline:
+def _task(driver: Driver, task: int, why: Mapping[int, str], epoch: float) -> TaskOutline:
+    state, found = driver.pool.engine.state, driver.whereabouts.of(task)
     phase = state.cursor[task]
     status = STATUS_NAMES[state.status[phase]]
     told = "succeeded" if state.is_done(task) else STATES.get(status, "waiting" if status == "preempted" else status)
@@ -48,7 +48,15 @@ def _task(state: State, task: int, why: Mapping[int, str], epoch: float) -> Task
         gpus=state.shape_of(phase).gpu_milli / 1000,
         is_warm=state.warmth[task] == WARM,
         why=why.get(task, "") if told == "waiting" else "",
+        progress="" if found is None else found.where.words,
+        told_at=None if found is None else epoch + found.at,
     )
+
+
+def called_task(state: State, task: int) -> str:
+    """Its id, after its name where that is a long number."""
+    task_id = state.task_ids[task]
+    return labelled(state.task_names[task], task_id) if OPAQUE.fullmatch(task_id) else task_id
 
 
 def loaded(pool: Pool, _epoch: float, shown: Callable[[Driver], bool]) -> list[Planned]:
@@ -88,8 +96,7 @@ def starts(pool: Pool, epoch: float, shown: Callable[[Driver], bool]) -> list[Pl
 
 
 def _planned(state: State, driver: Driver, task: int, node: str, at: float | None, words: str = "") -> Planned:
-    workload, task_id = state.workloads[state.task_workload[task]], state.task_ids[task]
-    called = labelled(state.task_names[task], task_id) if OPAQUE.fullmatch(task_id) else task_id
+    workload, called = state.workloads[state.task_workload[task]], called_task(state, task)
     gpus = state.shape_of(state.cursor[task]).gpu_milli / 1000
     return Planned(driver.id, called, workload.name, driver.user, workload.queue, node, gpus, at, words)
 

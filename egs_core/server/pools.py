@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
@@ -28,6 +28,7 @@ from egs_core.site.refusal import Refusal
 from egs_core.site.spanning import Spanning
 
 MOST_EXPLAINED, MOST_TASKS = 3, 500  # of a driver's tasks: with why they wait; in one step
+MOST_TOLD = 3  # of those that tell how far they are, beside their driver
 
 
 class DriverCount(msgspec.Struct, frozen=True):
@@ -77,7 +78,15 @@ class Pools(SharedPools):
             team = self._team_of_queue.get(queue, "") or who.team
             driver = self._joined(About(ask.key, ask.framework, ask.pool, ask.name, queue, who.name, team, ask.back))
         notice = self._spending.why(driver.queue) or self._spending.notice(driver.queue)
-        return c.Driver(id=driver.id, epoch=self._epoch, ttl_s=TTL_S, now=self._now, queue=driver.queue, notice=notice)
+        return c.Driver(
+            id=driver.id,
+            epoch=self._epoch,
+            ttl_s=TTL_S,
+            now=self._now,
+            queue=driver.queue,
+            notice=notice,
+            wants_progress=True,
+        )
 
     def batch(self, who: Principal, driver_id: str, body: bytes) -> bytes:
         """What a driver tells and asks: encoded `Answers`. A repeated batch is answered as before. Raises Refusal."""
@@ -280,8 +289,17 @@ class Pools(SharedPools):
             reason=f"{reason.task}: {stopped or tell(reason) + where}" if reason is not None else "",
             beat_s=TTL_S,
             framework=driver.framework,
-            tasks=c.DriverTasks(running=len(leases), waiting=len(waiting)),
+            tasks=c.DriverTasks(running=len(leases), waiting=len(waiting), told=tuple(self._told(driver))),
         )
+
+    def _told(self, driver: Driver) -> Iterator[c.TaskProgress]:
+        state = driver.pool.engine.state
+        for task, told in driver.whereabouts.latest(MOST_TOLD):
+            if not told.where.words:
+                continue
+            called, at = ahead.called_task(state, task), self._started_at + told.at
+            where = {"step": told.where.step, "loss": told.where.loss, "is_nan": told.where.is_nan}
+            yield c.TaskProgress(task=_plain(called), told_at=at, **where)
 
 
 def _gpu_task(pool: Pool, driver: Driver, phase: int) -> GpuTask:
@@ -289,6 +307,7 @@ def _gpu_task(pool: Pool, driver: Driver, phase: int) -> GpuTask:
     state = pool.engine.state
     task, lease = state.task_of[phase], state.leases[phase]
     workload = state.workloads[state.task_workload[task]]
+    told = driver.whereabouts.of(task)
     return GpuTask(
         place=(pool.name, phase, state.attempt[task]),
         driver=driver.id,
@@ -298,9 +317,12 @@ def _gpu_task(pool: Pool, driver: Driver, phase: int) -> GpuTask:
         queue=workload.queue,
         workload=_plain(workload.name),
         task=_plain(state.task_ids[task]),
-        name=state.task_names[task],
+        name=_plain(state.task_names[task]),
         gpus=lease.gpu_milli * len(lease.devices) / 1000,
         took_s=pool.now - state.started_at[phase],
+        key=f"{driver.id}/{task}/{state.attempt[task]}",
+        devices=driver.whereabouts.devices_of(task),
+        told=None if told is None else msgspec.structs.replace(told.where, ago_s=max(0.0, pool.now - told.at)),
     )
 
 

@@ -4,7 +4,7 @@ protocol    `Site` and `Holder`: what each may ask and tell; all of it plain val
 messages    what is told and answered beside the engine's own events and decisions
 shared      what an engine tells each of its holders: one, or many; no clock, no thread
 embedded    the site in this process, on an engine of its own
-held        which GPUs tasks hold, from when to when
+held        which GPUs tasks hold, from when to when; whereabouts: how far they are
 pooled      one engine a pool, for drivers that share it, without clock or network; sharing: these, and long polls
 spanning    quotas and shares over several of these engines, and runs': who has it elsewhere, and whose turn it is
 remote      the holder's end of such a site; wire: what is sent; over_http: the way to a server's
@@ -32,6 +32,7 @@ from egs_core.site.messages import (
     Kept,
     Note,
     Order,
+    Placed,
     PreloadBegun,
     PreloadOver,
     Ranked,
@@ -39,7 +40,9 @@ from egs_core.site.messages import (
     Started,
     Stop,
     TaskStatus,
+    Where,
     WorkloadStatus,
+    where_of,
 )
 from egs_core.site.offers import Node, Offers, could_start_together, fits
 from egs_core.site.protocol import Holder, Site
@@ -63,6 +66,7 @@ __all__ = [
     "Note",
     "Offers",
     "Order",
+    "Placed",
     "PreloadBegun",
     "PreloadOver",
     "Ranked",
@@ -71,10 +75,12 @@ __all__ = [
     "Started",
     "Stop",
     "TaskStatus",
+    "Where",
     "WorkloadStatus",
     "added_tasks",
     "connect",
     "connect_server",
     "could_start_together",
     "fits",
+    "where_of",
 ]

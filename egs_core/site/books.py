@@ -44,6 +44,8 @@ class Task(msgspec.Struct):
     is_recalled: bool = False
     is_dropped: bool = False
     counts_as_done: bool = False  # it has had what it asked for: its stop is a success
+    told: tuple[s.Where, float] | None = None  # how far it is, in this attempt, and when it told
+    has: tuple[str, ...] = ()  # the devices that it holds, by their UUIDs, where that is known
 
     @property
     def phases(self) -> range:
@@ -142,6 +144,16 @@ class Books:
             for task in list(self._meant(event)):
                 task.is_dropped = True
 
+    def progressed(self, where: s.Where, now: float) -> None:
+        """The code of a task tells how far it is."""
+        if (task := self.tasks.get(where.task)) is not None:
+            task.told = where, now
+
+    def has_devices(self, number: int, devices: tuple[str, ...]) -> None:
+        """A task holds these."""
+        if (task := self.tasks.get(number)) is not None:
+            task.has = devices
+
     def _started(self, event: m.PhaseStarted, now: float) -> None:
         task = self._current(event.phase, event.attempt)
         if task is not None and task.status == GRANTED:
@@ -235,7 +247,7 @@ class Books:
     def _again(self, task: Task) -> None:
         """Back to its first phase, in a new attempt."""
         task.attempt += 1
-        task.status, task.index, task.node, task.is_recalled = WAITS, 0, "", False
+        task.status, task.index, task.node, task.is_recalled, task.told, task.has = WAITS, 0, "", False, None, ()
 
     def _close(self, task: Task | None, *, failed: bool = False) -> None:
         """It is over. failed: so that nothing that waits for it may ever run."""
@@ -271,6 +283,15 @@ class Books:
                 one = m.Begun(place, task.attempt, task.failures, task.node, task.index, since_s, task.devices)
                 begun.append(one)
         return open_, graph, tuple(begun)
+
+    def told_of(self, now: float) -> list[s.Where]:
+        """How far tasks are that have told it."""
+        told = [task.told for task in self.tasks.values() if task.told is not None]
+        return [msgspec.structs.replace(where, ago_s=where.ago_s + now - at) for where, at in told]
+
+    def known_devices(self) -> list[tuple[int, tuple[str, ...]]]:
+        """The devices of tasks of which they are known."""
+        return [(task.number, task.has) for task in self.tasks.values() if task.has]
 
     def dropped(self) -> Iterable[Task]:
         """Those that are to be ended."""

@@ -112,6 +112,12 @@ class EmbeddedSite:
             elif not self._is_lost:
                 self._seat.note(note)
 
+    def has_devices(self, task: int, devices: tuple[str, ...]) -> None:
+        """Nobody measures them here."""
+
+    def progressed(self, where: s.Where) -> None:
+        """Nobody looks at it here."""
+
     # --- the protocol: questions ---
 
     def why(self, task: int) -> m.Reason:

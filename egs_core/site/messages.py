@@ -6,9 +6,13 @@ id of a grant is its fencing token: a later grant of the same phase has a higher
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 from egs_core.engine import messages as m
+from egs_core.progressed import Progressed, progress_words
 
 # --- told by the site ---
 
@@ -178,3 +182,36 @@ class PreloadOver(Note, frozen=True, tag="preload_over"):
 
 
 AnyNote = Granted | Started | Ended | PreloadBegun | PreloadOver
+
+# --- where tasks are, which no engine hears of ---
+
+
+class Where(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a task that runs has told last by `egs.progress`, see `egs_core.progressed.Progressed`. ago_s: how long ago
+    that was, in seconds."""
+
+    task: int
+    step: Annotated[float, Meta(ge=0)] | None = None
+    loss: float | None = None
+    is_nan: bool = False
+    losses: Annotated[int, Meta(ge=0)] = 0
+    total: float = 0.0
+    squares: Annotated[float, Meta(ge=0)] = 0.0
+    ago_s: Annotated[float, Meta(ge=0)] = 0.0
+
+    @property
+    def words(self) -> str:
+        """See `progress_words`."""
+        return progress_words(self.step, self.loss, self.is_nan)
+
+
+def where_of(task: int, told: Progressed, ago_s: float) -> Where:
+    """The same as a message."""
+    return Where(task, told.step, told.loss, told.is_nan, told.losses, told.total, told.squares, ago_s)
+
+
+class Placed(msgspec.Struct, frozen=True):
+    """The devices that a task holds, by their UUIDs; all that it has."""
+
+    task: int
+    devices: tuple[Annotated[str, Meta(max_length=200)], ...]

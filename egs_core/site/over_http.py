@@ -39,7 +39,7 @@ def join(
         raise
     if driver.notice and not back:
         warn(driver.notice)
-    joined = wire.Joined(driver.id, driver.epoch, driver.now, driver.queue)
+    joined = wire.Joined(driver.id, driver.epoch, driver.now, driver.queue, driver.wants_progress)
     return RemoteSite(HttpLine(client, _client(address), joined), joined, holder, own)
 
 

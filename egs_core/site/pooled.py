@@ -29,6 +29,7 @@ from egs_core.site.held import Counter, Held, Holdings
 from egs_core.site.refusal import Refusal
 from egs_core.site.shared import SharedEngine
 from egs_core.site.spanning import Spanning
+from egs_core.site.whereabouts import Whereabouts
 
 LOG = logging.getLogger("uvicorn.error")
 TTL_S = 20.0  # after so long tickets in a framework open by themselves, too
@@ -71,6 +72,7 @@ class Driver:
         self._number = 0
         self.is_news = False
         self.seat = pool.shared.seat(self, f"{self.id}.")
+        self.whereabouts = Whereabouts(pool.engine.state)
 
     def tell(self, told: s.AnyTold, now: float, *, is_end: bool) -> None:
         (self._ends if is_end else self._decided).append((told, now))
@@ -359,6 +361,13 @@ def _take_all(driver: Driver, items: Iterable[wire.AnyItem], usable: Sequence[st
             driver.mark(item.number)
         elif isinstance(item, wire.Here):
             driver.pool.has_told(driver.id)
+        elif isinstance(item, wire.Told):
+            for one in item.tasks:
+                if driver.seat.owns((one.task,)):
+                    driver.whereabouts.note(one, driver.pool.now)
+            for placed in item.placed:
+                if driver.seat.owns((placed.task,)):
+                    driver.whereabouts.place(placed)
         else:
             answers.append(_answered(driver, item))
     return answers

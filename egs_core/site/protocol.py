@@ -1,6 +1,7 @@
 """The protocol between a site and a holder of work (an adapter's session, an agent, `egs run`).
 
     holder ── submit, grow, report, note, control ──►  site   never wait, but for `grow`; may be repeated
+           ── progressed, has_devices ─────────────►         of a task that runs: the latest counts, and may be lost
            ── why, tasks, workload, order ──────────►         questions: wait for their answer
            ◄── perform, record, site_lost ───────────         on the holder's own thread, one after the other
 
@@ -18,7 +19,7 @@ from typing import Protocol, TypeVar
 from egs_core.engine import messages as m
 from egs_core.graph.columns import Graph
 from egs_core.runlog import records as r
-from egs_core.site.messages import AnyTold, Asked, Grown, Note, Order, TaskStatus, WorkloadStatus
+from egs_core.site.messages import AnyTold, Asked, Grown, Note, Order, TaskStatus, Where, WorkloadStatus
 
 T = TypeVar("T")
 Control = m.AbortRequested | m.PauseRequested | m.ResumeRequested
@@ -97,6 +98,14 @@ class Site(Protocol):
 
     def control(self, *requests: Control) -> None:
         """What an operator wants; scopes as in the requests."""
+        ...
+
+    def has_devices(self, task: int, devices: tuple[str, ...]) -> None:
+        """Which devices a task holds, by their UUIDs, until it ends: for a server that measures them; as below."""
+        ...
+
+    def progressed(self, where: Where) -> None:
+        """What the code of a task tells of how far it is, for people and rules at a server; other sites drop it."""
         ...
 
     # --- questions; each raises TimeoutError when no answer comes ---

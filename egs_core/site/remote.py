@@ -23,6 +23,7 @@ import msgspec
 
 from egs_core.engine import messages as m
 from egs_core.graph.columns import Graph
+from egs_core.progressed import Later
 from egs_core.runlog import records as r
 from egs_core.site import messages as s
 from egs_core.site import wire
@@ -72,6 +73,9 @@ class RemoteSite:
         self._items: queue.SimpleQueue[tuple[bytes, Future[wire.Answer] | None] | None] = queue.SimpleQueue()
         self._marks: dict[int, r.Record] = {}  # lines of the holder's own, until what is before them has come back
         self._numbers = itertools.count(1)
+        self._told: dict[int, tuple[s.Where, float]] = {}  # by task: the latest, and when
+        self._placed: dict[int, s.Placed] = {}
+        self._telling, self._tell_later = threading.Lock(), Later(self._tell)
         self._got = 0  # number of the last message that has been given to the holder's thread
         self._getting = threading.Lock()
         self._is_lost = self._is_closed = self._is_leaving = False
@@ -111,6 +115,7 @@ class RemoteSite:
         with contextlib.suppress(TimeoutError):
             self.call(lambda: None, timeout_s)
         self._is_leaving = True
+        self._tell_later.close()
         self._items.put(None)
         if self._sender.is_alive():
             self._sender.join(max(0.1, until - time.monotonic()))
@@ -121,6 +126,7 @@ class RemoteSite:
     def retire(self) -> None:
         """On the holder's thread: it is lost, or never was started, and nobody waits for its end."""
         self._is_closed = True
+        self._tell_later.close()
         self._items.put(None)
 
     def _end(self) -> None:
@@ -163,6 +169,32 @@ class RemoteSite:
         number = next(self._numbers)
         self._marks[number] = record
         self._put(wire.Mark(number))
+
+    def progressed(self, where: s.Where) -> None:
+        """See `Site.progressed`. From any thread; what several tasks tell in a second goes together."""
+        if self.driver.wants_progress and not self._is_lost:
+            with self._telling:
+                self._told[where.task] = where, self.now()
+            self._tell_soon()
+
+    def has_devices(self, task: int, devices: tuple[str, ...]) -> None:
+        """See `Site.has_devices`. From any thread."""
+        if self.driver.wants_progress and not self._is_lost:
+            with self._telling:
+                self._placed[task] = s.Placed(task, devices)
+            self._tell_soon()
+
+    def _tell_soon(self) -> None:
+        with contextlib.suppress(RuntimeError):  # no thread can be started now: with what is told next
+            self._tell_later.call()
+
+    def _tell(self) -> None:
+        with self._telling:
+            told, self._told = self._told, {}
+            placed, self._placed = self._placed, {}
+        now = self.now()
+        tasks = [msgspec.structs.replace(one, ago_s=one.ago_s + now - at) for one, at in told.values()]
+        self._put(wire.Told(tuple(tasks), tuple(placed.values())))
 
     def here(self) -> None:
         """The holder has come back, and has told all that it has."""

@@ -153,6 +153,25 @@ class ReturningSite:
                 self._mine[id(note)] = note
                 self._site.note(note)
 
+    def progressed(self, where: s.Where) -> None:
+        if not self._own.is_here:
+            self._own.do(lambda: self.progressed(where))
+        elif not self._is_lost:
+            self.books.progressed(where, self.now())
+            self._tell_progress(where)
+
+    def has_devices(self, task: int, devices: tuple[str, ...]) -> None:
+        if not self._own.is_here:
+            self._own.do(lambda: self.has_devices(task, devices))
+        elif not self._is_lost:
+            self.books.has_devices(task, devices)
+            if (there := self._numbers.task_there(task)) is not None:
+                self._site.has_devices(there, devices)
+
+    def _tell_progress(self, where: s.Where) -> None:
+        if (there := self._numbers.task_there(where.task)) is not None:
+            self._site.progressed(msgspec.structs.replace(where, task=there))
+
     def grow(self, workload: str, at: int, graph: Graph) -> s.Grown:
         if self._is_lost:
             raise ConnectionError(LOST)
@@ -308,6 +327,11 @@ class ReturningSite:
             values = tuple([(phase, p50, p95) for phase, (p50, p95) in self.books.estimates.items()])
             if (estimates := self._numbers.event_there(m.Estimates(values))) is not None:
                 site.report(estimates)
+        for where in self.books.told_of(self.now()):
+            self._tell_progress(where)
+        for number, devices in self.books.known_devices():
+            if (place := self._numbers.task_there(number)) is not None:
+                site.has_devices(place, devices)
 
     def _move_work(self, work: Work) -> None:
         workload = work.event.workload

@@ -20,12 +20,13 @@ from egs_core.site import messages as s
 
 class Joined(msgspec.Struct, frozen=True):
     """A holder has joined. epoch: of the site, until it ends; now: second of the site's clock; queue: in which its work
-    is."""
+    is; wants_progress: it takes `Told`, which a site of before does not know."""
 
     id: str
     epoch: str
     now: float
     queue: str = ""
+    wants_progress: bool = False
 
 
 class Item(msgspec.Struct, frozen=True, tag_field="i"):
@@ -44,6 +45,13 @@ class Mark(Item, frozen=True, tag="mark"):
     """Is told back in order: a line of the run log that the holder has itself comes behind what it has sent before."""
 
     number: int
+
+
+class Told(Item, frozen=True, tag="told"):
+    """How far tasks are that have told since the last of these, and which devices tasks have."""
+
+    tasks: tuple[s.Where, ...] = ()
+    placed: tuple[s.Placed, ...] = ()
 
 
 class Growing(Item, frozen=True, tag="grow"):
@@ -75,7 +83,7 @@ class Order(Item, frozen=True, tag="order"):
     pass
 
 
-AnyItem = Reported | Noted | Mark | Here | Growing | Why | Tasks | Workload | Order
+AnyItem = Reported | Noted | Mark | Here | Told | Growing | Why | Tasks | Workload | Order
 Asking = Growing | Why | Tasks | Workload | Order
 
 

@@ -103,6 +103,12 @@ class WireSite:
             body, kind = msgspec.json.encode(note), r.AnyRecord if isinstance(note, r.Record) else s.AnyNote
             self._request(partial(self._noted, body, kind))
 
+    def has_devices(self, task: int, devices: tuple[str, ...]) -> None:
+        """Dropped, as by the site behind it."""
+
+    def progressed(self, where: s.Where) -> None:
+        """Dropped, as by the site behind it."""
+
     def _reported(self, body: bytes) -> None:
         self._site.report(msgspec.json.decode(body, type=m.AnyEvent))
 

@@ -123,7 +123,7 @@ def test_a_file_is_checked_without_a_server(tmp_path: Path, capsys: pytest.Captu
     assert run(["watch", "check", str(file)]) == 0
     out, err = capsys.readouterr()
     told = out.splitlines()
-    assert err == "note: idle: of commands of `egs run` alone, not of tasks of a framework\n"
+    assert err == "note: idle: of tasks of a framework they only tell: alert, hook\n"
     assert told[0] == "hot: when temperature_above 88, for 90s: alert, drain (dry run)"
     assert told[2] == "idle: when idle_for 30m in queue research: stop (dry run)"
     assert told[3].startswith("3 rules: 1 act, 2 only say what they would have done; at most 10 firings an hour")

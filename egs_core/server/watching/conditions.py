@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from egs_core.client.watching import DeviceHealth
-from egs_core.errors import counted
+from egs_core.errors import counted, labelled
+from egs_core.runlog.labels import OPAQUE
 from egs_core.server.book import Book
 from egs_core.server.flavors import key_of
 from egs_core.server.hosts import OWN
@@ -17,7 +18,7 @@ from egs_core.server.watching.health import Health, Place
 from egs_core.server.watching.saving import Failures, interval_s
 from egs_core.server.watching.tasks import GpuTask, WatchedTask
 from egs_core.server.watching.trends import Trend
-from egs_core.watch_rules import SAMPLES, Rule, span
+from egs_core.watch_rules import OF_TASKS, SAMPLES, Rule, span
 
 LearnedKey = tuple[str, str, float, str]  # user, name, GPUs, and their flavor
 
@@ -88,10 +89,11 @@ def findings(
             found = _of_run(rule, book, health, past, run)
             if found is not None:
                 yield Finding(run.id, found[0], f"run {run.id} ({run.name}) {found[1]}", run=run.id)
-    for task, p99_s in tasks if rule.when.name == "over_learned" else ():
+    for task, p99_s in tasks if rule.when.name in OF_TASKS else ():
         if not rule.queues or task.queue in rule.queues:
-            holds, text = _over_learned(rule, task.took_s, p99_s)
-            called = f"task {task.task} of driver {task.driver} ({task.framework}: {task.workload}, {task.user})"
+            holds, text = _of_task(rule, book, health, task, p99_s)
+            named = labelled(task.name, task.task) if OPAQUE.fullmatch(task.task) else task.task
+            called = f"task {named} of driver {task.driver} ({task.framework}: {task.workload}, {task.user})"
             yield Finding(task.called, holds, f"{called} {text}", task=task)
 
 
@@ -201,12 +203,39 @@ def _of_run(rule: Rule, book: Book, health: Health, past: Past, run: Run) -> Tol
         told_at = health.told_at(run.id)
         if told_at is None:
             return None, "has told of no work yet (egs.work, egs.progress)"
-        silent_s = book.now - max(told_at, run.started_at)
-        text = f"has told of no more work for {silent_s:.0f} s, at least {span(_number(rule))}"
-        return silent_s >= _number(rule), text
+        return _silent(rule, book.now - max(told_at, run.started_at))
     if rule.when.name == "unsaved_for":
         return _unsaved(rule, book, past.failures, run)
     return _over_learned(rule, book.now - run.started_at, past.learned.p99_s(book, run))
+
+
+def _silent(rule: Rule, silent_s: float) -> Told:
+    return (
+        silent_s >= _number(rule),
+        f"has told of no more work for {silent_s:.0f} s, at least {span(_number(rule))}",
+    )
+
+
+def _of_task(rule: Rule, book: Book, health: Health, task: GpuTask, p99_s: float | None) -> Told:
+    """Of a framework's, which tells by its driver."""
+    now = book.now
+    if rule.when.name == "idle_for":
+        return _task_idle(rule, book, health, task)
+    if rule.when.name == "over_learned":
+        return _over_learned(rule, task.took_s, p99_s)
+    if rule.when.name.startswith("loss"):
+        return _loss(rule, health.trend(task.key), now)
+    told_at = health.told_at(task.key)
+    if told_at is None:
+        return None, "has not told yet how far it is (egs.progress)"
+    return _silent(rule, now - told_at)
+
+
+def _task_idle(rule: Rule, book: Book, health: Health, task: GpuTask) -> Told:
+    """By NVML of the site's own devices, where the task has said that it has these."""
+    places = {place[1]: place for place, _ in devices(book)} if task.devices else {}
+    since = [health.idle_since(places[one], book.now) if one in places else None for one in task.devices]
+    return _none_computes(rule, task.gpus, since, book.now, book.now - task.took_s)
 
 
 def _over_learned(rule: Rule, took_s: float, p99_s: float | None) -> Told:
@@ -252,11 +281,17 @@ def _idle(rule: Rule, book: Book, health: Health, run: Run) -> Told | None:
         return None
     of_host = book.views.devices_of(run.host)
     since = [health.idle_since((run.host, of_host[number].id), book.now) for number in run.lease.devices]
+    return _none_computes(rule, run.gpus, since, book.now, run.lease.claimed_at or run.lease.granted_at)
+
+
+def _none_computes(rule: Rule, gpus: float, since: Sequence[float | None], now: float, begun: float) -> Told:
+    """since: from when on each of the GPUs has not computed, None where that is not known; begun: from when on they are
+    held."""
     known = [at for at in since if at is not None]
-    if len(known) < len(since):
+    if not known or len(known) < len(since):
         return None, "holds GPUs of which it is not known whether they compute"
-    idle_s = book.now - max(*known, run.lease.claimed_at or run.lease.granted_at)
-    text = f"holds {counted(run.gpus, 'GPU')}, of which none has computed for {idle_s:.0f} s"
+    idle_s = now - max(*known, begun)
+    text = f"holds {counted(gpus, 'GPU')}, of which none has computed for {idle_s:.0f} s"
     return idle_s >= _number(rule), f"{text}, at least {span(_number(rule))}"
 
 

@@ -14,6 +14,7 @@ from egs_core.client.messages import Progress
 from egs_core.client.watching import DeviceHealth
 from egs_core.server.hosts import OWN
 from egs_core.server.watching.trends import Trend
+from egs_core.site.messages import Where
 
 Place = tuple[str, str]
 STALE_S = 15.0  # what is older is no measurement of now
@@ -61,11 +62,11 @@ class Health:
         self._hosts[host] = now
 
     def told(self, run: str, at: float) -> None:
-        """A run has told of its work then, at the latest."""
+        """A run, or a task of a framework by its key, has told of its work then, at the latest."""
         self._told[run] = at
 
-    def progressed(self, run: str, told: Progress, now: float) -> None:
-        """A run says where it is."""
+    def progressed(self, run: str, told: Progress | Where, now: float) -> None:
+        """It says where it is."""
         self._trends.setdefault(run, Trend(*self._keep)).note(told, now)
 
     def forget_runs(self, but: Iterable[str]) -> None:

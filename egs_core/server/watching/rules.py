@@ -116,7 +116,11 @@ class SiteRules:
         health.note(OWN, own, now)
         for name, at in book.hosts.heard.items():
             health.heard(name, at)
-        health.forget_runs(book.views.open)
+        for task, _ in tasks:
+            if task.told is not None:
+                health.told(task.key, now - task.told.ago_s)
+                health.progressed(task.key, task.told, now)
+        health.forget_runs([*book.views.open, *[task.key for task, _ in tasks]])
         alerts: list[Alert] = []
         for rule in self.rules.rules:
             found = list(findings(rule, book, health, self._past, tasks))

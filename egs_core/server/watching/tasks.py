@@ -1,9 +1,8 @@
-"""GPU tasks of frameworks' drivers, as rules look at them: since when they run, and how long their like took.
+"""GPU tasks of frameworks' drivers, as rules look at them: since when they run, how long their like took, what
+their code tells of how far they are, and which devices they have, where that is known.
 
-The framework's books say that a task runs, and its driver tells; what it has computed, which of a host's GPUs it has,
-and what its code tells, stays with the framework. So of all conditions on runs one can be looked at here: how long it
-takes. Tasks of one user, framework, workload and name with as many GPUs are alike. What is known of them is kept in
-memory alone, and learned anew by a server that starts again.
+The framework's books say that a task runs, and its driver tells. Tasks of one user, framework, workload and name with
+as many GPUs are alike. What is known of them is kept in memory alone, and learned anew by a server that starts again.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from egs_core.site.messages import Where
 from egs_core.watch_rules import SAMPLES
 
 MOST_KEPT = 200  # times of one kind
@@ -24,7 +24,9 @@ Place = tuple[str, int, int]  # pool, phase, attempt
 
 
 class GpuTask(msgspec.Struct):
-    """One that runs. task: as the framework calls it; took_s: since it has started."""
+    """One that runs. task: as the framework calls it; took_s: since it has started; key: of this attempt of it, unlike
+    that of any run; devices: that it has, by their UUIDs, () where nobody has said; told: how far it is, None where it
+    has not told that."""
 
     place: Place
     driver: str
@@ -37,6 +39,9 @@ class GpuTask(msgspec.Struct):
     name: str
     gpus: float
     took_s: float
+    key: str
+    devices: tuple[str, ...] = ()
+    told: Where | None = None
 
     @property
     def kind(self) -> Kind:

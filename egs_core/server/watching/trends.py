@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from egs_core.client.messages import Progress
+from egs_core.site.messages import Where
 
 MOST_SAMPLES = 512
 SURE = 2.0  # standard errors
@@ -44,14 +45,14 @@ class Halves(NamedTuple):
 
 
 class Trend:
-    """One run's. keep_s, keep_steps: the longest windows that are asked for."""
+    """One run's, or one task's. keep_s, keep_steps: the longest windows that are asked for."""
 
     def __init__(self, keep_s: float, keep_steps: float) -> None:
         self.is_nan = False
         self._keep_s, self._keep_steps = keep_s, keep_steps
         self._samples: list[Sample] = []
 
-    def note(self, told: Progress, at: float) -> None:
+    def note(self, told: Progress | Where, at: float) -> None:
         """What was told now. A command that was started again, or a step that goes back, begins anew."""
         self.is_nan = told.is_nan
         new = Sample(at, told.step, told.losses, told.total, told.squares)

@@ -19,7 +19,7 @@ from egs_core.server.watching.readings import LOOK_S, Readings
 from egs_core.server.watching.rules import Alert, SiteRules
 from egs_core.server.watching.tasks import TaskTimes, WatchedTask
 from egs_core.server.writer import Unavailable
-from egs_core.watch_rules import Rules
+from egs_core.watch_rules import OF_TASKS, Rules
 
 LOG = logging.getLogger("uvicorn.error")
 
@@ -38,7 +38,7 @@ class Watcher:
     def __init__(self, rules: Rules, offer: Offer) -> None:
         self.site_rules = SiteRules(rules)
         self.reads_progress = rules.uses("no_progress_for")
-        self._times = TaskTimes() if rules.uses("over_learned") else None
+        self._times = TaskTimes() if any(map(rules.uses, OF_TASKS)) else None
         self._readings = Readings([one.id for one in offer.devices] if offer.is_watched else ())
         self._alerts = Alerts(rules.webhook, offer.host, rules.apprise)
 

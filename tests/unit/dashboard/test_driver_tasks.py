@@ -23,13 +23,14 @@ def task(number: int, name: str, state: str, *parents: int, **more: object) -> T
 
 
 def test_the_page_of_a_driver() -> None:
-    """Each task by a name that tells it from others, with its state and why it waits; the critical path by what is
-    believed."""
+    """Each task by a name that tells it from others, with its state, how far it is and why it waits; the critical path
+    by what is believed."""
+    where = {"progress": "step 12, loss 0.5", "told_at": 995.0}
     parts = encoded(
         task_parts(
             driver(
                 task(1, "load", "succeeded", seconds=5.0),
-                task(2, "fit", "running", 1, seconds=9.0, since=990.0, node="n", devices=(1,), gpus=1.0),
+                task(2, "fit", "running", 1, seconds=9.0, since=990.0, node="n", devices=(1,), gpus=1.0, **where),
                 task(3, "fit", "waiting", 1, seconds=2.0, since=990.0, why="needs 1 GPU", is_warm=True),
                 task(4, "end", "pending", 2, 3),
             )
@@ -38,7 +39,8 @@ def test_the_page_of_a_driver() -> None:
     assert "r1 train.py (ray)" in texts(parts, "title")
     assert "load → fit-00000000 → end" in texts(parts, "path")
     rows = texts(parts, "runs")
-    for words in ("needs 1 GPU", "waiting, loaded ahead", "n, GPU 1", "9\u00a0s"):
+    assert '{"data-since":"995"}' in parts["runs"].decode()
+    for words in ("step 12, loss 0.5", "needs 1 GPU", "waiting, loaded ahead", "n, GPU 1", "9\u00a0s"):
         assert words in rows, words
     assert rows.index("running") < rows.index("waiting") < rows.index("succeeded")
     assert parts["graph"].decode().count('["rect",') == 4

@@ -9,6 +9,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import pytest
 
 import egs_core as egs
 from egs_core import progressed
-from egs_core.progressed import Progressed, progress_in
+from egs_core.progressed import Progressed, progress_in, progress_told
 from egs_core.worked import FOLDER
 from tests.unit.hints.test_work import Broken, Scalar
 
@@ -116,3 +118,72 @@ def test_processes_of_a_command_are_told_as_one(tmp_path: Path, loss: str, is_na
     assert found is not None
     assert (found.step, found.loss, found.is_nan, found.total) == (12.0, 4.0, is_nan, total)
     assert found.at == max(path.stat().st_mtime for path in tmp_path.glob(f"{process.pid}-*"))
+
+
+def until(condition: Any, text: str) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end, text
+        time.sleep(0.005)
+
+
+def test_what_a_task_tells_is_sent_on_now_and_then(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A thousand words are one that has the latest, and all losses; the next are another, later. A process of a
+    command that is a task's as well tells both."""
+    monkeypatch.setattr(progressed, "EVERY_S", 0.2)
+    sent: list[Progressed] = []
+    with progress_told(sent.append):
+        began = time.monotonic()
+        for step in range(1000):
+            egs.progress(step=step, loss=1.0)
+        until(lambda: sent, "it is sent on")
+        assert time.monotonic() - began >= 0.2
+        count = len(sent)
+        assert sent[-1].losses == sent[-1].total
+        egs.progress(step=1000, loss=math.nan)
+        until(lambda: len(sent) > count, "the next is sent on")
+    assert (sent[-1].step, sent[-1].loss, sent[-1].is_nan, sent[-1].losses) == (1000.0, 1.0, True, 1000)
+    assert count <= 1 + (time.monotonic() - began) / 0.2
+    assert told(tmp_path)[:-1] == sent[-1][:-1]
+
+
+def test_a_task_that_tells_nothing_costs_nothing_and_one_that_is_over_tells_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No thread without a word; none is left after the end, and the next task in the process begins with nothing."""
+    monkeypatch.delenv(FOLDER)
+    monkeypatch.setattr(progressed, "EVERY_S", 0.05)
+    sent: list[Progressed] = []
+    before = threading.active_count()
+    with progress_told(sent.append):
+        assert threading.active_count() == before
+    with progress_told(sent.append):
+        egs.progress(step=1, loss=5.0)
+    egs.progress(step=2)
+    until(lambda: threading.active_count() == before, "its thread has ended")
+    assert [one.step for one in sent] in ([], [1.0])  # it may have been on its way
+    with progress_told(sent.append):
+        egs.progress(step=3)
+        until(lambda: sent and sent[-1].step == 3, "the next is told")
+    assert (sent[-1].loss, sent[-1].losses) == (None, 0)
+
+
+def test_a_child_of_a_task_tells_nothing_on_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a task forks has the line of its parent, where two would write into one another's words."""
+    monkeypatch.setattr(progressed, "EVERY_S", 0.01)
+    reads, writes = os.pipe()
+
+    def send(one: Progressed) -> None:
+        os.write(writes, f"{os.getpid()} {one.step}\n".encode())
+
+    with progress_told(send):
+        child = os.fork()
+        if not child:
+            egs.progress(step=2)
+            time.sleep(0.2)
+            os._exit(0)
+        os.waitpid(child, 0)
+        egs.progress(step=1)
+        assert os.read(reads, 100).decode() == f"{os.getpid()} 1.0\n"
+    os.close(reads)
+    os.close(writes)

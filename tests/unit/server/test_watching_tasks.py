@@ -1,8 +1,9 @@
-"""What rules make of tasks of frameworks' drivers: only how long they take, and only told. Without clock and process,
-and once at a real server."""
+"""What rules make of tasks of frameworks' drivers: how long they take and what their code tells, and only told. Without
+clock and process, and once at a real server."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,17 @@ from egs_core.engine.specs import UNLIMITED, QueueSpec
 from egs_core.graph.columns import GPU, Graph
 from egs_core.server.pools import Pools
 from egs_core.server.principals import Principal
+from egs_core.server.runs import Refusal
+from egs_core.server.steps import at_once
 from egs_core.server.watching.rules import Alert
 from egs_core.server.watching.tasks import TaskTimes
+from egs_core.site import messages as s
 from egs_core.site import wire
+from egs_core.site.whereabouts import LEAST_KEPT
 from egs_core.watch_rules import SAMPLES
 from tests.unit.server.real_site import RealSite, wait_for
 from tests.unit.server.test_pools import EPOCH, NODE, ONE_GPU, ROOT, Client
-from tests.unit.server.watched_site import Site
+from tests.unit.server.watched_site import Site, ok
 
 OVER = "[{name: over, when: {over_learned: 2}, do: [ACTIONS], queues: [QUEUES]}]"
 VISION = Principal("ann", "submitter", ("vision",))
@@ -33,8 +38,9 @@ SPEECH = Principal("ben", "viewer", ("speech",))
 class World:
     """A site with one rule, and a pool in which drivers run tasks of one GPU, whose name is "train"."""
 
-    def __init__(self, actions: str = "alert, stop, hook", queues: str = "") -> None:
-        self.site = Site(OVER.replace("ACTIONS", actions).replace("QUEUES", queues))
+    def __init__(self, actions: str = "alert, stop, hook", queues: str = "", when: str = "over_learned: 2") -> None:
+        rules = OVER.replace("over_learned: 2", when).replace("ACTIONS", actions).replace("QUEUES", queues)
+        self.site = Site(rules)
         queue = QueueSpec("research", nominal=(UNLIMITED, UNLIMITED, UNLIMITED))
         self.pools, self.times, self.now = Pools((queue,), EPOCH, 0.0, {"research": "vision"}), TaskTimes(), 0.0
         self.driver = Client(self.pools, VISION, "nightly", queue="research")
@@ -48,12 +54,18 @@ class World:
         self._tasks += 1
         self.driver.poll()
 
-    def see(self, seconds: float) -> list[Alert]:
-        """It is so much later, with a look each second; the driver gives signs of life."""
+    def tell(self, *tasks: s.Where) -> None:
+        self.driver.send(wire.Told(tasks))
+
+    def see(self, seconds: float, told: Callable[[float], s.Where | None] = lambda _: None) -> list[Alert]:
+        """It is so much later, with a look each second; the driver gives signs of life. told: what a task tells at a
+        time."""
         alerts: list[Alert] = []
         until = self.now + seconds
         while self.now < until:
             self.now += 1.0
+            if (where := told(self.now)) is not None:
+                self.tell(where)
             self.pools.at(self.now)
             self.driver.poll()
             alerts += self.site.see_tasks(self.pools.watched(self.times))
@@ -131,6 +143,152 @@ def test_a_rule_of_other_queues_leaves_it_alone() -> None:
     assert world.site.rules.view(world.site.logic.book, ROOT).rules[0].looked_at == 0
 
 
+def test_a_task_that_tells_no_more_is_told_of() -> None:
+    """One that goes on telling is left alone, and so is one that has never told; each is told of once."""
+    world = World("alert, stop", when="no_progress_for: 30s")
+    for _ in range(2):
+        world.begin()
+    assert world.see(60, lambda now: s.Where(0, step=now)) == []
+    (alert,) = world.see(60, lambda now: s.Where(0, step=now) if now < 70 else None)
+    assert alert.subject == f"{world.driver.id}/train-0"
+    assert alert.text.endswith("has told of no more work for 30 s, at least 30s"), alert.text
+    assert world.site.did()[1:] == [("stop", alert.subject, "left")]
+    assert world.site.rules.view(world.site.logic.book, ROOT).rules[0].unknown == 1
+    world.tell(s.Where(0, step=99.0, ago_s=25.0))  # by a driver that has come back: it was told earlier
+    world.see(4)
+    assert not world.site.rules.view(world.site.logic.book, ROOT).seen
+    assert world.see(2) == []  # it was told of a moment ago
+    assert world.site.rules.view(world.site.logic.book, ROOT).seen[0].subject == alert.subject
+
+
+def test_a_loss_that_is_nan_or_does_not_fall_is_told_of() -> None:
+    """As that of a run: NaN at once, a loss that only jitters after the window; one that falls is left alone."""
+    world = World("alert", when="loss: nan")
+    world.begin()
+    assert world.see(70, lambda now: s.Where(0, now, 1.0, losses=int(now), total=now, squares=now)) == []
+    (alert,) = world.see(70, lambda now: s.Where(0, now, 1.0, is_nan=True, losses=70, total=70.0, squares=70.0))
+    assert alert.text.endswith("tells a loss that is NaN, for 1m")
+
+    def losing(value: Callable[[int], float]) -> list[Alert]:
+        world = World("alert", when="loss_not_falling_for: 60s")
+        world.begin()
+        losses = [value(number) for number in range(1, 121)]
+
+        def told(now: float) -> s.Where:
+            so_far = losses[: int(now)]
+            return s.Where(
+                0, now, so_far[-1], losses=len(so_far), total=sum(so_far), squares=sum(one * one for one in so_far)
+            )
+
+        return world.see(120, told)
+
+    assert losing(lambda number: 10.0 / number) == []
+    (alert,) = losing(lambda number: 1.0 + 0.01 * (number % 3))
+    assert "has a loss that has not fallen in 1m" in alert.text
+
+
+def test_a_task_that_begins_again_begins_anew() -> None:
+    """What its attempt before has told is nobody's: neither its silence nor its NaN."""
+    world = World("alert", when="loss: nan")
+    world.begin()
+    world.see(5, lambda _: s.Where(0, is_nan=True))
+    (grant,) = world.driver.held.values()
+    world.driver.held.clear()
+    world.driver.report(m.PhaseEnded(grant.phase, grant.attempt, "preempted"))
+    world.driver.poll()
+    (again,) = world.driver.held.values()
+    assert again.attempt == 2
+    assert world.see(100) == []
+    assert world.site.rules.view(world.site.logic.book, ROOT).rules[0].unknown == 1
+
+
+def test_a_task_whose_gpus_do_not_compute_is_told_of() -> None:
+    """By what NVML says of the site's devices, where the task has said that it has these: of one that has others, or
+    has not said, and while one of its devices is not measured, nothing is known."""
+    world = World("alert, stop", when="idle_for: 30s")
+    world.pools._drivers[world.driver.id].seat.report(m.NodeAdded("n", cpus=8.0, gpus=4))
+    for _ in range(3):
+        world.begin()
+
+    def look(seconds: int, *busy: float | None) -> list[Alert]:
+        alerts: list[Alert] = []
+        for _ in range(seconds):
+            world.now += 1.0
+            world.pools.at(world.now)
+            world.driver.poll()
+            found = [ok(str(number), busy=share) for number, share in enumerate(busy)]
+            alerts += world.site.see_tasks(world.pools.watched(world.times), found=found)
+        return alerts
+
+    def unknown() -> int | None:
+        return world.site.rules.view(world.site.logic.book, ROOT).rules[0].unknown
+
+    assert look(40, 0.0, 0.0, 0.0) == []
+    assert unknown() == 3
+    world.driver.send(wire.Told(placed=(s.Placed(0, ("0",)), s.Placed(1, ("1", "2")), s.Placed(2, ("GPU-elsewhere",)))))
+    assert look(29, 1.0, 0.0, 1.0) == []
+    assert unknown() == 1
+    (alert,) = look(40, 0.0, 0.0, 1.0)
+    assert alert.subject == f"{world.driver.id}/train-0"
+    assert "holds 1 GPU, of which none has computed for 30 s, at least 30s" in alert.text, alert.text
+    assert world.site.did()[1:] == [("stop", alert.subject, "left")]
+    look(1, 0.0, 0.0, None)
+    assert unknown() == 2
+    grant = world.driver.held[0]
+    world.driver.held.pop(0)
+    world.driver.report(m.PhaseEnded(grant.phase, grant.attempt, "preempted"))  # it has other devices next time
+    look(1, 0.0, 0.0, 0.0)
+    assert unknown() == 2
+
+
+def test_people_see_where_tasks_are() -> None:
+    """`egs why`, `egs ps` and the page of a driver's tasks have the latest; of tasks that have ended nothing is shown,
+    of others' nothing is taken, and what is no number is refused."""
+    world = World()
+    for _ in range(2):
+        world.begin("train\x1b")
+    other = Client(world.pools, VISION, "other", queue="research")
+    other.send(wire.Told((s.Where(0, step=7.0), s.Where(-1, step=7.0), s.Where(99, step=7.0))))
+    view = world.pools.view(ROOT, world.driver.id)
+    assert (view.tasks and view.tasks.told, view.doing) == ((), "running")
+    world.see(5)
+    world.tell(s.Where(0, step=12.0, loss=0.5, ago_s=1.0), s.Where(1, is_nan=True))
+    view = world.pools.view(ROOT, world.driver.id)
+    assert view.tasks is not None
+    assert [(one.task, one.words, one.told_at) for one in view.tasks.told] == [
+        ("train?-1", "loss is NaN", 5.0),
+        ("train?-0", "step 12, loss 0.5", 4.0),
+    ]
+    assert view.doing == "running: train?-1: loss is NaN"
+    found = at_once(world.pools.tasks_steps(ROOT, world.driver.id)).tasks
+    assert [(one.progress, one.told_at) for one in found] == [("step 12, loss 0.5", 4.0), ("loss is NaN", 5.0)]
+    world.driver.end_one()
+    view = world.pools.view(ROOT, world.driver.id)
+    assert view.tasks is not None
+    assert [one.task for one in view.tasks.told] == ["train?-1"]
+    assert at_once(world.pools.tasks_steps(ROOT, world.driver.id)).tasks[0].progress == ""
+    for field in ('"step":-1', '"squares":-1', '"loss":NaN', '"step":1e999', '"task":"x"'):
+        item = f'{{"i":"told","tasks":[{{"task":1,{field}}}]}}'
+        body = f'{{"epoch":"{EPOCH}","seq":{world.driver.seq + 1},"items":[{item}]}}'
+        with pytest.raises(Refusal):
+            world.pools.batch(VISION, world.driver.id, body.encode())
+
+
+def test_what_is_kept_is_bounded() -> None:
+    """Of tasks that have ended it goes when there are many."""
+    world = World()
+    for number in range(1200):
+        world.begin()
+        world.tell(s.Where(number, step=1.0))
+        world.driver.end_one()
+    (driver,) = world.pools._drivers.values()
+    assert len(driver.whereabouts._told) <= LEAST_KEPT
+    world.begin()
+    world.tell(s.Where(1200, step=1.0))
+    assert [task for task, _ in driver.whereabouts.latest(9)] == [1200]
+    assert len(driver.whereabouts._told) == 1
+
+
 def test_names_of_drivers_steer_no_terminal() -> None:
     """A task may be called anything."""
     world = World("alert")
@@ -161,13 +319,15 @@ def test_check_says_what_a_rule_looks_at(
 ) -> None:
     """Those that look at tasks of frameworks, too, and what they then do not do."""
     file = tmp_path_factory.mktemp("rules") / "watch.yaml"
-    rules = "rules: [{name: idle, when: {idle_for: 5m}, do: [stop]}, {name: over, when: {over_learned: 2}, do: [stop]}]"
-    file.write_text(rules)
+    unsaved = "{name: save, when: {unsaved_for: auto}, do: [checkpoint]}"
+    over = "{name: over, when: {over_learned: 2}, do: [stop]}"
+    told = "{name: nan, when: {loss: nan}, do: [hook, requeue]}, {name: idle, when: {idle_for: 5m}, do: [hook]}"
+    file.write_text(f"rules: [{unsaved}, {over}, {told}]")
     assert run(["watch", "check", str(file)]) == 0
     said = capsys.readouterr().err.splitlines()
     assert said == [
-        "note: idle: of commands of `egs run` alone, not of tasks of a framework",
-        "note: over: of tasks of a framework they only tell: alert, hook",
+        "note: save: of commands of `egs run` alone, not of tasks of a framework",
+        "note: over, nan: of tasks of a framework they only tell: alert, hook",
     ]
 
 

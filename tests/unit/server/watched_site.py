@@ -47,9 +47,11 @@ class Site:
         self._last = [ok("0", **of_0), ok("1"), ok("2")] if found is None else list(found)
         return alerts + self._look(after_s, self._last)
 
-    def see_tasks(self, tasks: Sequence[WatchedTask], after_s: float = 1.0) -> list[Alert]:
-        """The same of tasks of frameworks that run then, where no device is measured."""
-        return self._look(after_s, (), tasks)
+    def see_tasks(
+        self, tasks: Sequence[WatchedTask], after_s: float = 1.0, found: Sequence[DeviceHealth] = ()
+    ) -> list[Alert]:
+        """The same of tasks of frameworks that run then."""
+        return self._look(after_s, found, tasks)
 
     def _look(self, after_s: float, found: Sequence[DeviceHealth], tasks: Sequence[WatchedTask] = ()) -> list[Alert]:
         self.logic.at(self.logic.now + after_s)

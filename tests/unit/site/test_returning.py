@@ -20,7 +20,7 @@ from egs_core.graph.columns import GPU, Graph, Shape, TaskOptions
 from egs_core.runlog import records as r
 from egs_core.server.pools import Pools
 from egs_core.server.principals import Principal
-from egs_core.site import AnyTold, Asked, Ended, Grant, Granted, Settled, pooled, returning, wire
+from egs_core.site import AnyTold, Asked, Ended, Grant, Granted, Settled, Where, pooled, returning, wire
 from egs_core.site.holder_thread import HolderThread
 from egs_core.site.protocol import Holder
 from egs_core.site.refusal import Refusal
@@ -41,7 +41,7 @@ class Server:
 
     def __init__(self, seed: int = 0, faults: float = 0.0) -> None:
         self.rng, self.faults, self.lock = random.Random(seed), faults, threading.Lock()
-        self.lives = 0
+        self.lives, self.wants_progress = 0, True
         self.pools: Pools | None = None
         self.most_held = 0
         self.start()
@@ -129,7 +129,8 @@ class Driver:
         ask = c.DriverRequest(key=key, framework="ray", pool="p", name=self.name, queue="one", back=back)
         joined = self.server.ask(lambda pools: pools.join(ANN, ask))
         assert isinstance(joined, c.Driver)
-        return RemoteSite(MemoryLine(self.server, joined), wire.Joined(joined.id, joined.epoch, joined.now), inner, own)
+        known = wire.Joined(joined.id, joined.epoch, joined.now, wants_progress=self.server.wants_progress)
+        return RemoteSite(MemoryLine(self.server, joined), known, inner, own)
 
     def perform(self, decision: AnyTold, now: float) -> None:
         assert now >= -0.01
@@ -234,6 +235,56 @@ def test_what_runs_counts_and_what_waits_goes_in_order(drivers: Callable[..., Dr
     low.end("l2")
     until(lambda: low.has_settled() and high.has_settled(), "both workloads have settled")
     assert (said, low.lost, high.lost) == ([], [], [])
+
+
+def told_there(server: Server) -> list[tuple[str, float | None]]:
+    """Name and step of the tasks that tell it, as people see them."""
+    with server.lock:
+        assert server.pools is not None
+        views = server.pools.listed(Principal("root", "admin"))
+    return [(one.task, one.step) for view in views if view.tasks is not None for one in view.tasks.told]
+
+
+def test_where_a_task_is_is_told_again_to_a_server_that_is_new(
+    drivers: Callable[..., Driver], said: list[str], mocker: MockerFixture
+) -> None:
+    """Also one that tells no more: else nobody would hear that it hangs. With how long ago that was."""
+    mocker.patch("egs_core.progressed.EVERY_S", 0.05)
+    server = Server()
+    driver = drivers(server, "a")
+    driver.submit("a0", "a1")
+    until(lambda: driver.running, "it runs")
+    (grant,) = driver.running.values()
+    for step in range(10):
+        driver.site.progressed(Where(grant.task, step=float(step)))
+    until(lambda: told_there(server) == [("a0", 9.0)], "it is told")
+    began = time.monotonic()
+    server.kill()
+    server.start()
+    until(lambda: driver.joins > 1 and told_there(server) == [("a0", 9.0)], "it is told again")
+    with server.lock:
+        assert server.pools is not None
+        (view,) = server.pools.listed(Principal("root", "admin"))
+    assert view.tasks is not None
+    assert view.tasks.told[0].told_at <= began - server.began + 0.1
+    driver.end("a0")
+    until(lambda: told_there(server) == [], "it has ended")
+    assert (said, driver.lost) == ([], [])
+
+
+def test_a_server_of_before_is_told_nothing(drivers: Callable[..., Driver]) -> None:
+    """It would refuse the whole batch."""
+    server = Server()
+    server.wants_progress = False
+    driver = drivers(server, "a")
+    driver.submit("a0")
+    until(lambda: driver.running, "it runs")
+    threads = threading.active_count()
+    driver.site.call(lambda: driver.site.progressed(Where(driver.running["a0"].task, step=1.0)))
+    assert threading.active_count() == threads
+    driver.end("a0")
+    until(driver.has_settled, "it ends")
+    assert driver.lost == []
 
 
 def test_a_driver_goes_on_at_home_and_comes_back_above_its_quota(

@@ -114,6 +114,11 @@ class Grown(RunBooks):
         self.numbers.pop(task_id, None)
         self._streams.discard(task_id)
 
+    def number_of(self, task: str) -> int:
+        """The site's, of a task by Ray's id; below 0 for one that nobody orders, or that has ended."""
+        index = self.numbers.get(task)
+        return -1 if index is None else self.jobs[index].number
+
     def _waited_for(self, task: str) -> int | None:
         """The index of the task for whose end somebody waits who takes its value."""
         return None if task in self._streams else self.numbers.get(task)

@@ -76,6 +76,7 @@ class Leases:
             return None
         lease, job = entry
         lease.peer, lease.devices, lease.pid = peer, tuple(message["devices"]), message["pid"]
+        lease.uuids = tuple(message.get("uuids", ()))
         self._by_peer[peer] = lease.id
         return job
 

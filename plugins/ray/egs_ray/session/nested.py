@@ -5,7 +5,8 @@
            ── ask group, add group ────► the same of a placement group's bundles; needed: it is made before its turn
            ── over: a reference is there
            ── waits, goes: the code of a task that holds GPUs
-           ── worked: what the code of a task has told by `egs.work`
+           ── worked, progress: what the code of a task has told by `egs.work` and tells by `egs.progress`
+           ── devices: which ones a task has that takes long
            ◄─ end: an operator or a limit ends it
 
 The references are the worker's own. Where its line ends, all that it has told of counts as over, and what waits goes.
@@ -25,6 +26,7 @@ import ray
 from egs_core.described import describe
 from egs_core.graph.columns import GPU, Shape, TaskOptions
 from egs_core.runlog.records import Work
+from egs_core.site.messages import Where
 from egs_ray import submitting
 from egs_ray.gate.grouping import tickets_of
 from egs_ray.link import Message, Peer, Server, tell
@@ -96,6 +98,10 @@ class Desk:
             gate.give_back(message["key"])
         elif kind == "worked":
             gate.site.note(Work(gate.site.now(), gate.books.workload, message["id"], amounts=message["amounts"]))
+        elif kind == "progress":
+            gate.site.do(lambda: gate.site.progressed(Where(gate.books.number_of(message["id"]), *message["told"])))
+        elif kind == "devices":
+            gate.site.do(lambda: gate.site.has_devices(gate.books.number_of(message["id"]), tuple(message["uuids"])))
         elif kind == "waits":
             worker.waits.add(message["id"])
             gate.site.do(lambda: gate.code_waits(message["id"]))

@@ -100,6 +100,8 @@ class Phases:
         devices = tuple(int(d) if d.isdecimal() else i for i, d in enumerate(lease.devices))
         grant = msgspec.structs.replace(lease.grant, devices=devices)
         self.started(job, grant)
+        if lease.uuids:
+            self._shared.site.has_devices(job.number, lease.uuids)
         self.let_go(job)
 
     def lease_over(self, number: int) -> None:

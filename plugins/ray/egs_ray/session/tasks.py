@@ -60,6 +60,7 @@ class Lease(msgspec.Struct, eq=False):
     ref: Any = None
     peer: Peer | None = None
     devices: tuple[str, ...] = ()
+    uuids: tuple[str, ...] = ()
     pid: int = 0
     over: bool = False
 

@@ -1,5 +1,5 @@
 """What worker processes say (hello, warm, late, here, began, waits, goes, want, free, left, stays, again, worked,
-lacks, end) and that they are gone."""
+lacks, progress, end) and that they are gone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from egs_core.engine import messages as m
 from egs_core.runlog import records as r
-from egs_core.site import PreloadOver
+from egs_core.site import PreloadOver, Where
 from egs_ray.link import Message, Peer, tell
 from egs_ray.session.endings import Endings
 from egs_ray.session.phases import Phases
@@ -69,6 +69,7 @@ class Workers:
             "goes": self._goes,
             "worked": self._worked,
             "lacks": self._lacks,
+            "progress": self._progress,
         }
         said[message["m"]](job, peer, message)
 
@@ -111,6 +112,9 @@ class Workers:
         run, task = job.run, job.run.converted.graph.ids[job.index]
         attempt = job.attempt if job.grant is None else job.grant.attempt
         self._shared.site.note(r.Work(self._shared.site.now(), run.workload, task, attempt, message["amounts"]))
+
+    def _progress(self, job: Job, _peer: Peer, message: Message) -> None:
+        self._shared.site.progressed(Where(job.number, *message["told"]))
 
     def _hello(self, job: Job, peer: Peer, message: Message) -> None:
         if job.life and not job.succeeded:
@@ -244,5 +248,6 @@ class Workers:
 
 
 def _is_of_this_try(job: Job, peer: Peer, message: Message) -> bool:
-    """Not from a try before this one. A step in a process of its own tells of its waits on a line of its own."""
-    return bool(message["life"] == job.life) and (peer is job.peer or message["m"] in ("waits", "goes"))
+    """Not from a try before this one. A step in a process of its own has a line of its own, too: for its waits, and for
+    how far it is."""
+    return bool(message["life"] == job.life) and (peer is job.peer or message["m"] in ("waits", "goes", "progress"))

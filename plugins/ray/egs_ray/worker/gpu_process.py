@@ -30,6 +30,7 @@ from egs_ray.worker.device_memory import wait_until_gone
 from egs_ray.worker.saving import saving
 from egs_ray.worker.spec import Spec
 from egs_ray.worker.waits import waits_told
+from egs_ray.worker.working import where_told
 
 END_S = 10.0
 
@@ -49,7 +50,11 @@ class GpuActor:
         told of its work."""
         os.environ["CUDA_VISIBLE_DEVICES"] = devices
         function, args, kwargs = cloudpickle.loads(step)
-        with saving(spec), waits_told(lambda word: _tell(spec, {"task": spec.task, "life": life, **word})):
+
+        def say(word: Message) -> None:
+            _tell(spec, {"task": spec.task, "life": life, **word})
+
+        with saving(spec), where_told(say), waits_told(say):
             return bytes(cloudpickle.dumps((function(*args, **kwargs), take())))
 
 

@@ -18,8 +18,9 @@ import ray
 from egs_ray import groups, submitting
 from egs_ray.compat import available
 from egs_ray.functions import CREATION, named_like, running_task
+from egs_ray.worker.devices import devices_told
 from egs_ray.worker.spec import Address
-from egs_ray.worker.working import work_told
+from egs_ray.worker.working import where_told, work_told
 
 
 def with_line(function: Callable[..., Any], line: Address) -> Callable[..., Any]:
@@ -63,12 +64,14 @@ def inside(line: Address, works_for: str | None) -> Iterator[None]:
         from egs_ray.worker.waits import waits_told
 
         told = waits_told(say)
-        if task.startswith(CREATION):  # an actor's `__init__`: its methods wait on this thread, too
-            reached.waits = told
-            told.__enter__()
+        has = devices_told(say)
+        if task.startswith(CREATION):  # an actor's `__init__`: its methods wait on this thread, too, and tell
+            reached.waits = told, where_told(say), has
+            for one in reached.waits:
+                one.__enter__()
             yield
             return
-        with work_told(say), told:
+        with work_told(say), told, has:
             yield
     finally:
         reached.works_for = before
@@ -85,7 +88,7 @@ class Reached:
         self._groups: Any = None
         self._gate: Any = None
         self._is_lost = False
-        self.waits: Any = None  # an actor's, to its end
+        self.waits: Any = None  # an actor's, and what it tells of how far it is: to its end
         self.works_for = ""  # see `inside`; of code that runs outside of it, an actor's: the actor
 
     def submit(self, original: Callable[..., Any], target: Any, args: Any, kwargs: Any, options: dict[str, Any]) -> Any:

@@ -32,6 +32,7 @@ from egs_ray.link import Message, Peer, connect, forget
 from egs_ray.worker import device_memory, moving
 from egs_ray.worker.arguments import ArgumentsLostError as ArgumentsLostError
 from egs_ray.worker.arguments import arrived, fetch, resolved
+from egs_ray.worker.devices import uuids
 from egs_ray.worker.gpu_process import GpuProcess
 from egs_ray.worker.gpu_provider import VISIBLE, Provider, hide_gpus, node_id, show_gpus
 from egs_ray.worker.niceness import Niceness
@@ -108,7 +109,9 @@ def hold(address: Address, lease: int) -> None:
     """Hold whatever resources this task was given until the driver says so, or is gone."""
     try:
         peer = connect(address)
-        peer.send({"m": "lease", "lease": lease, "devices": [str(i) for i in ray.get_gpu_ids()], "pid": os.getpid()})
+        ids = [str(i) for i in ray.get_gpu_ids()]
+        word = {"m": "lease", "lease": lease, "devices": ids, "pid": os.getpid()}
+        peer.send({**word, "uuids": uuids(",".join(ids))})
         while (message := _next_word(peer, lease))["m"] == "lend":
             _lend(peer, message)
         if message.get("after"):

@@ -1,0 +1,234 @@
+"""`egs.progress` in tasks of a real Ray whose driver is at a site server: people see where each is, and rules look."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.conformance.ray.conftest import LIMIT_S, drivers
+from tests.unit.server.real_site import RealSite, wait_for
+from tests.unit.server.test_serve_watching import Gpus, played
+
+if TYPE_CHECKING:
+    import subprocess
+
+pytestmark = pytest.mark.slow
+
+RULES = """
+alerts: {webhook: "http://127.0.0.1:9"}
+rules:
+  - {name: diverged, when: {loss: nan}, for: 0s, do: [alert, stop]}
+  - {name: hangs, when: {no_progress_for: 5s}, do: [alert]}
+"""
+TELLS = """
+import os, sys, time
+import ray
+import egs_core as egs
+
+go = sys.argv[2]
+
+def tell(step, loss):
+    for number in range(step + 1):
+        egs.progress(step=number, loss=loss)
+    while not os.path.exists(go):
+        time.sleep(0.05)
+    return step
+
+"""
+HOOKED = (
+    TELLS
+    + """
+@ray.remote(num_gpus=1, num_cpus=0)
+def plain(step):
+    return tell(step, 0.5)
+
+@ray.remote(num_gpus=1, num_cpus=0)
+@egs.task(gpus=1, cpus=0)
+def hinted(step):
+    with egs.gpu():
+        return tell(step, float("nan"))
+
+ray.init(logging_level="ERROR", log_to_driver=False)
+print(ray.get([plain.remote(3), hinted.remote(4)]))
+"""
+)
+ACTOR = (
+    TELLS
+    + """
+@ray.remote(num_gpus=1, num_cpus=0)
+class Trainer:
+    def train(self, step):
+        return tell(step, 0.5)
+
+ray.init(logging_level="ERROR", log_to_driver=False)
+trainer = Trainer.remote()
+print(ray.get(trainer.train.remote(6)))
+"""
+)
+GRAPH = (
+    TELLS
+    + """
+import egs_ray
+from ray.dag import MultiOutputNode
+
+def prepare(step):
+    return step
+
+def fit(step):
+    return tell(step, float("nan"))
+
+@ray.remote(max_retries=0)
+@egs.task(gpus=1, cpus=0.1, name="hinted")
+def hinted(step):
+    with egs.gpu():
+        return tell(step, 0.5)
+
+stepped = ray.remote(max_retries=0)(egs.task(gpus=1, cpus=0.1)(egs.phases(prepare, egs.on_gpu(fit), name="stepped")))
+ray.init(logging_level="ERROR", log_to_driver=False)
+print(egs_ray.run(MultiOutputNode([hinted.bind(3), stepped.bind(4)]), name="told").get(600))
+"""
+)
+Begin = Callable[[str], "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[RealSite]:
+    """A server with rules, which only say what they would do."""
+    (tmp_path / "watch.yaml").write_text(RULES)
+    found = RealSite(tmp_path / "site", gpus=1)
+    try:
+        found.start("--rules", str(tmp_path / "watch.yaml"))
+        yield found
+    finally:
+        found.close()
+
+
+@pytest.fixture
+def begin(ray_address: str, tmp_path: Path, site: RealSite) -> Iterator[Begin]:
+    with drivers(ray_address, tmp_path) as start:
+        url = f"unix://{site.ready['socket']}"
+        yield lambda source: start(source, "told", ("told", tmp_path / "go"), EGS_URL=url)
+
+
+def told(site: RealSite) -> dict[str, str]:
+    """Of each task that tells, by name: in words."""
+    found = [view.tasks.told for view in site.client.runs().runs if view.tasks is not None]
+    return {one.task.partition("-")[0]: one.words for tasks in found for one in tasks}
+
+
+def fired(site: RealSite, rule: str) -> list[dict[str, Any]]:
+    return [one for one in site.told("watch")["done"] if one["rule"] == rule]
+
+
+@pytest.mark.parametrize(
+    ("source", "where", "answer"),
+    [
+        (HOOKED, {"plain": "step 3, loss 0.5", "hinted": "step 4, loss is NaN"}, "[3, 4]"),
+        (GRAPH, {"hinted": "step 3, loss 0.5", "stepped": "step 4, loss is NaN"}, "[3, 4]"),
+    ],
+    ids=["script", "graph"],
+)
+def test_where_tasks_are_is_seen_and_looked_at(
+    source: str, where: dict[str, str], answer: str, begin: Begin, site: RealSite, tmp_path: Path
+) -> None:
+    """Of a script's tasks, with hints and without, and of a graph's, from a GPU block and from a step in a process of
+    its own: `egs why`, `egs ps` and the driver's tasks have the latest; NaN is told of at once, silence when it has
+    lasted, each with the task's name and the driver's number. A rule that would stop says that it does not. The script
+    ends as natively, and nothing is known of it afterwards."""
+    script = begin(source)
+    wait_for(lambda: told(site) == where, "both have told")
+    (driver,) = site.client.runs().runs
+    why, listed = site.egs("why", driver.id).stdout, site.egs("ps").stdout
+    for name, words in where.items():
+        assert f"{name}" in why, why
+        assert f": {words}, told " in why, why
+    assert any(words in listed for words in where.values()), listed
+    (alert, stop) = wait_for(lambda: fired(site, "diverged"), "the rule fires")
+    assert [(one["action"], one["outcome"]) for one in (alert, stop)] == [("alert", "would"), ("stop", "left")]
+    assert f" of driver {driver.id} (ray: " in alert["text"]
+    assert "tells a loss that is NaN" in alert["text"]
+    assert "which starts and stops it" in stop["text"]
+    silent = wait_for(lambda: len(fired(site, "hangs")) == 2 and fired(site, "hangs"), "both tell no more")
+    assert all("has told of no more work for " in one["text"] for one in silent)
+    (tmp_path / "go").touch()
+    out, errors = script.communicate(timeout=LIMIT_S)
+    assert (script.returncode, out.splitlines()[-1]) == (0, answer), errors
+    wait_for(lambda: not site.open(), "it has gone")
+    assert site.told("watch")["seen"] == []
+
+
+def test_what_an_actor_tells_is_heard_to_its_end(begin: Begin, site: RealSite, tmp_path: Path) -> None:
+    """From its methods, which are no tasks of their own."""
+    script = begin(ACTOR)
+    wait_for(lambda: told(site) == {"Trainer": "step 6, loss 0.5"}, "it has told")
+    (tmp_path / "go").touch()
+    assert script.communicate(timeout=LIMIT_S)[0].splitlines()[-1] == "6"
+
+
+IDLE = """
+rules:
+  - {name: idle, when: {idle_for: 4s}, do: [hook]}
+"""
+HOLDS = (
+    TELLS.split("def tell")[0]
+    + """
+@ray.remote(num_gpus=1, num_cpus=0)
+def plain():
+    while not os.path.exists(go):
+        time.sleep(0.05)
+
+@ray.remote(num_gpus=1, num_cpus=0)
+@egs.task(gpus=1, cpus=0)
+def hinted():
+    with egs.gpu():
+        while not os.path.exists(go):
+            time.sleep(0.05)
+
+variables = {"EGS_DEVICE_FOLDER": sys.argv[3]}
+ray.init(logging_level="ERROR", log_to_driver=False, runtime_env={"env_vars": variables})
+ray.get([plain.remote(), hinted.remote()])
+print("done")
+"""
+)
+
+
+def test_a_task_that_holds_a_gpu_and_does_nothing_is_told_of(ray_address: str, tmp_path: Path) -> None:
+    """On one host with its Ray, whose driver and NVML are played: a script's tasks, with hints and without, each have
+    one of the server's GPUs. While both compute nothing is told; then one does not any more, and it is told of the task
+    that has this one."""
+    gpus = Gpus(tmp_path / "gpus.json")
+    for number, name in enumerate("ab"):
+        folder = tmp_path / "driver" / "gpus" / f"0000:0{number}:00.0"
+        folder.mkdir(parents=True)
+        (folder / "information").write_text(f"Model: \t NVIDIA A100\nGPU UUID: \t GPU-{name}\n")
+    (tmp_path / "watch.yaml").write_text(IDLE)
+    site = RealSite(tmp_path / "site", gpus=None)
+    site.environment |= played(tmp_path)
+    try:
+        site.start("--rules", str(tmp_path / "watch.yaml"))
+        with drivers(ray_address, tmp_path) as start:
+            words = "holds", tmp_path / "go", tmp_path / "driver"
+            script = start(HOLDS, "holds", words, EGS_URL=f"unix://{site.ready['socket']}")
+
+            def rule() -> tuple[int, int]:
+                (found,) = site.told("watch")["rules"]
+                return found["looked_at"], found["unknown"]
+
+            wait_for(lambda: rule() == (2, 0), "it is known which each has")
+            assert site.told("watch")["seen"] == []
+            gpus.set("b", busy=0)
+            (seen,) = wait_for(lambda: site.told("watch")["seen"], "one is idle")
+            assert "holds 1 GPU, of which none has computed for" in seen["text"]
+            gpus.set("a", busy=0)
+            wait_for(lambda: len(site.told("watch")["seen"]) == 2, "both are idle")
+            gpus.set("b", busy=50)
+            wait_for(lambda: len(site.told("watch")["seen"]) == 1, "one computes again")
+            assert site.told("watch")["seen"][0]["subject"] != seen["subject"]
+            (tmp_path / "go").touch()
+            out, errors = script.communicate(timeout=LIMIT_S)
+            assert out.splitlines()[-1] == "done", errors
+    finally:
+        site.close()
