@@ -1,4 +1,4 @@
-"""`egs request`: GPUs for a while, without a command; `egs run --in NUMBER` runs commands in them."""
+"""`egs request`: GPUs for a while, without a command; `egs run --in REQUEST` runs commands in them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from pydantic import ValidationError
 
 from egs_core.cli.rows import print_rows
-from egs_core.cli.site import called, control_of, has_several, the_site
+from egs_core.cli.site import called, control_of, has_several, number_of, the_site
 from egs_core.cli.starting import say
 from egs_core.client import requests as q
 from egs_core.client.http import connected
@@ -19,10 +19,12 @@ from egs_core.client.waiting_words import in_words, moment_words
 from egs_core.errors import InputError
 from egs_core.units import parse_bytes, parse_seconds
 
-Number = Annotated[str, typer.Argument(metavar="NUMBER", help="Number of the request, as `egs request list` has it.")]
+Number = Annotated[
+    str, typer.Argument(metavar="NUMBER", help="Number or name of the request, as `egs request list` has it.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
-request = typer.Typer(help="Ask for GPUs for a while; `egs run --in NUMBER` runs commands on them.")
+request = typer.Typer(help="Ask for GPUs for a while; `egs run --in REQUEST` runs commands on them.")
 
 
 @request.callback(invoke_without_command=True)
@@ -117,7 +119,7 @@ def list_(
 def show(number: Number, as_json: AsJson = False) -> None:
     """Show where a request is: its place in the queue and when it should begin, or its GPUs and what runs in it."""
     with connected(the_site()) as client:
-        view, several = client.gpu_request(number), has_several(client.runs())
+        view, several = client.gpu_request(number_of(client, number)), has_several(client.runs())
     typer.echo(view.model_dump_json() if as_json else line(view, several))
 
 
@@ -133,7 +135,7 @@ def extend(
     except ValidationError as error:
         raise option_error(error) from None
     with connected(the_site()) as client:
-        view, several = client.extend(number, ask), has_several(client.runs())
+        view, several = client.extend(number_of(client, number), ask), has_several(client.runs())
     typer.echo(view.model_dump_json() if as_json else line(view, several))
 
 
@@ -147,7 +149,7 @@ def release(
     """End a request before its time, with the commands in it; or take one back that waits."""
     ask = control_of(reason, parse_seconds(grace, "--grace"))
     with connected(the_site()) as client:
-        view, several = client.release_request(number, ask), has_several(client.runs())
+        view, several = client.release_request(number_of(client, number), ask), has_several(client.runs())
     typer.echo(view.model_dump_json() if as_json else line(view, several))
 
 

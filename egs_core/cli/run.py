@@ -72,7 +72,7 @@ def run(
         bool, typer.Option("--split", help="Hold its GPUs only inside of `with egs.gpu():` in the command's own code.")
     ] = False,
     in_: Annotated[
-        str, typer.Option("--in", metavar="NUMBER", help="Run on the GPUs of this GPU request (`egs request`).")
+        str, typer.Option("--in", metavar="REQUEST", help="Run on the GPUs of this GPU request (`egs request`).")
     ] = "",
     pty: Annotated[bool, typer.Option("--pty", help="Give the command a terminal of its own.")] = False,
     hold: Annotated[bool, typer.Option("--hold", help="Do not start before `egs resume`.")] = False,
@@ -152,7 +152,7 @@ def run(
         "deadline_s": parse_seconds(deadline, "--deadline") if deadline else None,
         "hold": hold,
         "after": _after(address, after or ()),
-        "inside": in_,
+        "inside": _numbers(address, "--in", [in_])[0] if in_ else "",
         "requeue": requeue,
         **_gang(gang, array or 0, gang_wait),
         **({"flavors": flavor} if flavor else {}),
@@ -229,13 +229,19 @@ def _after(address: Address, texts: Sequence[str]) -> list[dict[str, str]]:
         if when not in ("", "ok", "any", "failed"):
             raise InputError("--after", f"{text!r}: a run has to end ok, any or failed, not {when}")
         found.append({"run": run, "when": when or "ok"})
-    if any(not NUMBER.fullmatch(one["run"]) for one in found):
-        with connected(address) as client:
-            try:
-                found = [{**one, "run": number_of(client, one["run"])} for one in found]
-            except Refused as refusal:
-                raise EgsError(f"--after: {refusal}") from None
-    return found
+    numbers = _numbers(address, "--after", [one["run"] for one in found])
+    return [{**one, "run": number} for one, number in zip(found, numbers, strict=True)]
+
+
+def _numbers(address: Address, option: str, words: list[str]) -> list[str]:
+    """Of runs that an option calls by number or name."""
+    if all(NUMBER.fullmatch(word) for word in words):
+        return words
+    with connected(address) as client:
+        try:
+            return [number_of(client, word) for word in words]
+        except Refused as refusal:
+            raise EgsError(f"{option}: {refusal}") from None
 
 
 def _show_check(view: c.RunView, as_json: bool) -> None:

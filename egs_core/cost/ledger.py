@@ -1,6 +1,6 @@
 """Sums of GPU hours and money by team, pipeline, task and user: as many as there are names, whatever is added.
 
-For people they are shown in hundredths that add up: of a column to its total, and used and wasted to what was held.
+For people they are shown in hundredths that add up: of a column to its total, and in a row, used and wasted to held.
 
     sums        0.335 + 0.335 + 0.335 = 1.005        rounded down, and what is then missing
     shown       0.34  + 0.33  + 0.33  = 1.00         goes to the largest remainders
@@ -114,20 +114,20 @@ class Ledger:
 
 def in_hundredths(total: Amounts, rows: Rows) -> Rows:
     """Rows, which add up to the total, as they are shown beside it; see the module. What is less than a hundredth stays
-    more than nothing."""
+    more than nothing, and nothing wasted, or used, stays so."""
     every = [row for _, row in rows]
-    held = _cents(total.gpu_h_held, [row.gpu_h_held for row in every])
-    used = _cents(total.gpu_h_used, [row.gpu_h_used for row in every], held)
-    cost = _cents(total.cost or 0.0, [row.cost or 0.0 for row in every])
-    cost_wasted = _cents(total.cost_wasted or 0.0, [row.cost_wasted or 0.0 for row in every], cost)
+    used = _cents(total.gpu_h_used, [row.gpu_h_used for row in every])
+    wasted = _cents(total.gpu_h_wasted, [row.gpu_h_wasted for row in every])
+    useful = _cents(_useful(total), [_useful(row) for row in every])
+    cost_wasted = _cents(total.cost_wasted or 0.0, [row.cost_wasted or 0.0 for row in every])
     return [
         (
             name,
             Amounts(
-                _shown(held[n], row.gpu_h_held),
+                _shown(used[n] + wasted[n], row.gpu_h_held),
                 _shown(used[n], row.gpu_h_used),
-                _shown(held[n] - used[n], row.gpu_h_wasted),
-                None if row.cost is None else _shown(cost[n], row.cost),
+                _shown(wasted[n], row.gpu_h_wasted),
+                None if row.cost is None else _shown(useful[n] + cost_wasted[n], row.cost),
                 None if row.cost_wasted is None else _shown(cost_wasted[n], row.cost_wasted),
             ),
         )
@@ -135,20 +135,22 @@ def in_hundredths(total: Amounts, rows: Rows) -> Rows:
     ]
 
 
-def _cents(total: float, parts: Sequence[float], most: Sequence[int] = ()) -> list[int]:
-    """Hundredths of each, none above `most`, that add up to those of the total (Hamilton's method)."""
+def _useful(row: Amounts) -> float:
+    """Money for what was used."""
+    return (row.cost or 0.0) - (row.cost_wasted or 0.0)
+
+
+def _cents(total: float, parts: Sequence[float]) -> list[int]:
+    """Hundredths of each that add up to those of the total (Hamilton's method)."""
     found = [math.floor(part * 100 + NOISE) for part in parts]
-    by_remainder = sorted(range(len(parts)), key=lambda n: found[n] - parts[n] * 100)
     missing = round(total * 100) - sum(found)
-    while missing > 0 and (able := [n for n in by_remainder if not most or found[n] < most[n]]):
-        for n in able[:missing]:
-            found[n] += 1
-        missing -= len(able[:missing])
+    for n in sorted(range(len(parts)), key=lambda n: found[n] - parts[n] * 100)[: max(0, missing)]:
+        found[n] += 1
     return found
 
 
 def _shown(cents: int, amount: float) -> float:
-    return cents / 100 if cents else min(amount, LITTLE)
+    return cents / 100 if cents else LITTLE if amount > LITTLE else 0.0
 
 
 def _told(row: Amounts) -> dict[str, Any]:

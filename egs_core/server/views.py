@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from math import ceil
 from typing import Any
 
 from egs_core.calendar import Window
@@ -178,8 +179,8 @@ class Views:
             ):  # at once, and it waits: for something that the forecast does not count
                 in_s = self._engine.state.now + found - self.clock()
                 starts_in_s = None if in_s < -MOMENT_S else max(0.0, in_s)
-        if with_reason and awaited.id in self._kept:
-            starts_in_s = self._kept[awaited.id].end - epoch - self.clock()
+        if with_reason and (kept := self._kept.get(awaited.id)) is not None and self._needs_some_of(awaited, kept):
+            starts_in_s = kept.end - epoch - self.clock()
         return c.RunView(
             id=run.id,
             site=self._facts.id,
@@ -266,6 +267,11 @@ class Views:
         at_most_s = max(one.grace_s for one in stop)
         within = "" if any(self._is_late(one) for one in stop) else f", and stopped within {at_most_s:g} s"
         return f"; evicted for it{within}: {listed([_label(one, sees) for one in stop], 4)}"
+
+    def _needs_some_of(self, run: Run, kept: Window) -> bool:
+        """Whether there are too few devices for it, or its gang, beside what is kept, whoever else ends."""
+        wanted = sum(ceil(one.gpus) for one in self._gangs.members(run) if one.host == OWN)
+        return wanted + kept.of.gpus > len(self.devices)
 
     def _late_ends(self, host: str, sees: Sees) -> str:
         """Which runs there should have stopped by now, and since when they are to; "" for none."""

@@ -66,7 +66,8 @@ def test_a_month_has_its_part_of_what_crosses_it() -> None:
 
 def test_what_is_shown_adds_up() -> None:
     """Of many sums of a few hours: the hundredths of each column add up to those of its total, used and wasted of each
-    row to what it held, each is about what it is a sum of, and what is little is not shown as none."""
+    row to what it held, each is about what it is a sum of, what is little is not shown as none, and nothing wasted not
+    as little."""
     draw = random.Random(7)
     for _ in range(300):
         found = Ledger(parse_prices(PRICES))
@@ -81,6 +82,8 @@ def test_what_is_shown_adds_up() -> None:
             for one, other in zip(astuple(shown), astuple(real), strict=True):
                 assert abs(one - other) < 0.02 + 1e-6
                 assert bool(one) >= (other > 1e-6)
+            assert bool(shown.gpu_h_wasted) <= (real.gpu_h_wasted > 1e-9)
+            assert bool(shown.gpu_h_used) <= (real.gpu_h_used > 1e-9)
 
 
 def test_without_prices_there_is_no_cost() -> None:

@@ -17,16 +17,17 @@ site = pytest.fixture(scope="module")(shared_site)
 
 
 def test_commands_run_in_a_request_to_its_end(site: RealSite, tmp_path: Path) -> None:
-    """Two at once have its devices; `kill -9` of the server changes nothing; at its end they are told to stop, the one
-    that does not listen is killed, and then what waited has the devices."""
+    """Two at once have its devices, whether they call it by its number or its name; `kill -9` of the server changes
+    nothing; at its end they are told to stop, the one that does not listen is killed, and then what waited has the
+    devices."""
     made = site.told("request", "--gpus", "2", "--for", "1h", "--name", "lab")
     assert (made["state"], made["devices"]) == ("ready", ["0", "1"])
     stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + UNTIL
     files = [tmp_path / "polite", tmp_path / "stubborn"]
     begun = []
-    for file, program in zip(files, (UNTIL, stubborn), strict=True):
+    for file, program, called in zip(files, (UNTIL, stubborn), (made["id"], "lab"), strict=True):
         words = (sys.executable, "-c", program, str(file), "never", "0")
-        begun.append(site.run("--in", made["id"], "--name", file.name, "--", *words))
+        begun.append(site.run("--in", called, "--name", file.name, "--", *words))
         wait_for(file.exists, "it runs")
     wait_for(lambda: list(map(content, files)) == ["0,1", "0,1"], "each has both devices")
     waiting = site.run("--gpus", "2", "--name", "after", "--", "true")
@@ -36,9 +37,9 @@ def test_commands_run_in_a_request_to_its_end(site: RealSite, tmp_path: Path) ->
     view = site.told("request", "show", made["id"])
     assert (view["state"], view["devices"], len(view["commands"])) == ("in use", ["0", "1"], 2)
     assert [one["id"] for one in site.told("request", "list")["requests"]] == [made["id"]]
-    assert site.told("request", "extend", made["id"], "--for", "1h")["for_s"] == 7200
+    assert site.told("request", "extend", "lab", "--for", "1h")["for_s"] == 7200
     assert waiting.poll() is None
-    assert "egs: run" not in site.egs("request", "release", made["id"], "--grace", "1s").stderr
+    assert "egs: run" not in site.egs("request", "release", "lab", "--grace", "1s").stderr
     assert [one.wait(PATIENCE_S) for one in begun] == [143, 137]
     assert begun[0].stderr is not None
     assert f"has to end: request {made['id']} (lab) ends: released by" in begun[0].stderr.read()
@@ -46,6 +47,8 @@ def test_commands_run_in_a_request_to_its_end(site: RealSite, tmp_path: Path) ->
     assert site.client.gpu_request(made["id"]).outcome == "succeeded"
     late = site.egs("run", "--in", made["id"], "--", "true")
     assert (late.returncode, late.stderr) == (2, f"error: request {made['id']} has ended\n")
+    none = site.egs("run", "--in", "lap", "--", "true")
+    assert (none.returncode, none.stderr.startswith("error: --in: there is no run 'lap'")) == (2, True)
 
 
 @pytest.mark.slow
