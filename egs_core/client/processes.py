@@ -11,20 +11,19 @@ import contextlib
 import ctypes
 import os
 from collections.abc import Iterable
-from pathlib import Path
+from typing import NamedTuple
 
 from egs_core.client.groups import mark_in
 from egs_core.client.messages import MOST_PROCESSES, Process
 
 LEASE_VARIABLE = "EGS_LEASE"
 _VARIABLE = f"\0{LEASE_VARIABLE}=".encode()
-PROC = Path("/proc")
+PROC = "/proc"
 PIECE = 16 * 1024  # most environments are read at once
 ZOMBIE = b"Z"
 PR_SET_CHILD_SUBREAPER = 36
 STACK, ARGUMENTS = 25, slice(45, 49)  # in `stat`, from the state on: where a program begins its stack, its arguments
 _Stat = tuple[int, int, bytes]  # parent; start, in ticks; where stack, arguments and environment of its program are
-_Program = tuple[int, bytes]  # start and places: a process that starts another program has others
 
 
 def lease_mark(run: str, token: int, site: str) -> str:
@@ -57,18 +56,33 @@ def descendants(pid: int) -> list[Process]:
     return _below({pid}, _table())[:MOST_PROCESSES]
 
 
+class _Seen(NamedTuple):
+    """A process: what `/proc` said of it in `stat`, what of that counts, and the mark that it carries."""
+
+    text: bytes
+    stat: _Stat
+    mark: str
+
+
 class Snapshot:
-    """All processes of the host at one moment, with the marks that they carry. before: of an earlier moment: what runs
-    the same program since then carries the same mark, which is not read again."""
+    """All processes of the host at one moment, with the marks that they carry. before: of an earlier moment: what has
+    done nothing since then is known, and what runs the same program carries the same mark, which is not read again."""
 
     def __init__(self, before: Snapshot | None = None) -> None:
-        self._table = _table()
-        known: dict[int, tuple[_Program, str]] = {} if before is None else before._read
-        self._read: dict[int, tuple[_Program, str]] = {}
-        for pid, (_, started, places) in self._table.items():
-            old, program = known.get(pid), (started, places)
-            self._read[pid] = old if old is not None and old[0] == program else (program, _mark(pid))
-        self._marks = {pid: mark for pid, (_, mark) in self._read.items() if mark}
+        known = {} if before is None else before._seen
+        self._seen: dict[int, _Seen] = {}
+        for pid in _pids():
+            seen, text = known.get(pid), _stat_text(pid)
+            if seen is None or seen.text != text:
+                stat = _stat_in(text)
+                if stat is None:
+                    continue
+                # another program has other places
+                mark = _mark(pid) if seen is None or seen.stat[1:] != stat[1:] else seen.mark
+                seen = _Seen(text, stat, mark)
+            self._seen[pid] = seen
+        self._table = {pid: seen.stat for pid, seen in self._seen.items()}
+        self._marks = {pid: seen.mark for pid, seen in self._seen.items() if seen.mark}
 
     def living(self, named: Iterable[Process], mark: str, but: Process | None = None) -> list[Process]:
         """The processes that live and belong to a lease, see the module. but: its supervisor, which does not count."""
@@ -93,28 +107,42 @@ def adopt_orphans() -> None:
         raise OSError(ctypes.get_errno(), "cannot become the parent of orphaned processes")
 
 
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir(PROC) if name.isdecimal()]
+
+
 def _table() -> dict[int, _Stat]:
-    pids = [int(name) for name in os.listdir(PROC) if name.isdecimal()]
-    return {pid: found for pid in pids if (found := _stat(pid)) is not None}
+    return {pid: found for pid in _pids() if (found := _stat(pid)) is not None}
 
 
 def _stat(pid: int) -> _Stat | None:
+    return _stat_in(_stat_text(pid))
+
+
+def _stat_text(pid: int) -> bytes:
+    """b"" where there is no such process."""
     try:
-        text = _read(pid, "stat")
+        return _read(pid, "stat")
     except OSError:
-        return None
+        return b""
+
+
+def _stat_in(text: bytes) -> _Stat | None:
+    """None for what is gone, or has left nothing but its exit code."""
     fields = text.rpartition(b")")[2].split()  # the name before may have spaces and brackets
-    if fields[0] == ZOMBIE:
+    if not fields or fields[0] == ZOMBIE:
         return None
     return int(fields[1]), int(fields[19]), b" ".join([fields[STACK], *fields[ARGUMENTS]])
 
 
 def _read(pid: int, name: str) -> bytes:
-    """A file of the process's, without `Path` and buffers: a look at a host is hundreds of these."""
+    """A file of the process's, without `Path` and buffers: a look at a host is hundreds of these. What is shorter than
+    was asked for is the end of it."""
     handle = os.open(f"{PROC}/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        found = b""
-        while piece := os.read(handle, PIECE):
+        piece = found = os.read(handle, PIECE)
+        while len(piece) == PIECE:
+            piece = os.read(handle, PIECE)
             found += piece
         return found
     finally:

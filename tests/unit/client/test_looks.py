@@ -47,6 +47,25 @@ def test_a_process_that_starts_another_program_is_looked_at_again(
     assert [one.pid for one in Snapshot(before).living([], MARK)] == [begun.pid]
 
 
+def test_what_has_done_nothing_is_known_and_what_has_gone_is_not(begun: subprocess.Popen[bytes]) -> None:
+    """A look that remembers finds of a process what one without finds: also once it has ended, while it is nothing but
+    an exit code, and when that is gone."""
+    before = Snapshot()
+    named = processes.process(begun.pid)
+    assert named is not None
+    for step in ("runs", "ended", "gone"):
+        is_there = step == "runs"
+        if step == "gone":
+            begun.wait()
+        elif step == "ended":
+            begun.kill()
+            os.waitid(os.P_PID, begun.pid, os.WEXITED | os.WNOWAIT)  # its exit code stays
+        before, anew = Snapshot(before), Snapshot()
+        for pid in (begun.pid, os.getpid()):
+            assert before._table.get(pid) == anew._table.get(pid)
+        assert [one.living([named], "") == [named] for one in (before, anew)] == [is_there, is_there]
+
+
 def test_what_runs_on_is_not_read_again(begun: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     """An environment and a control group each that need no reading; a look that remembers nothing reads all."""
     read: list[int] = []
@@ -62,4 +81,4 @@ def test_what_runs_on_is_not_read_again(begun: subprocess.Popen[bytes], monkeypa
     read.clear()
     again = Snapshot(first)
     assert not {begun.pid, os.getpid()} & set(read)
-    assert again._read[begun.pid] == first._read[begun.pid]
+    assert again._seen[begun.pid][1:] == first._seen[begun.pid][1:]
