@@ -32,7 +32,7 @@ def test_daemons_and_processes_with_another_environment_count(tmp_path: Path) ->
     try:
         program = subprocess.Popen([sys.executable, "-c", PROGRAM, done], env=env)
         watched = Watched(program.pid, f"RUN_OF_A_TEST={tmp_path}")
-        assert program.wait(60) == 0
+        assert program.wait(240) == 0
         used = watched.stop()
     finally:
         other.kill()

@@ -29,7 +29,7 @@ def tracked_files() -> list[Path]:
     git = shutil.which("git")
     if git is not None and (ROOT / ".git").exists():
         command = [git, "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-        listed = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+        listed = subprocess.run(command, check=False, capture_output=True, text=True, timeout=240)
         if listed.returncode == 0:
             return [path for name in listed.stdout.split("\0") if name and (path := ROOT / name).is_file()]
     return [path for path in ROOT.rglob("*") if path.is_file() and not _is_cache(path.relative_to(ROOT))]
@@ -60,7 +60,7 @@ def test_import_contracts_hold() -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "plugins" / "ray")}
     command = [sys.executable, "-c", program]
     result = subprocess.run(
-        command, cwd=ROOT, env=environment, check=False, capture_output=True, text=True, timeout=120
+        command, cwd=ROOT, env=environment, check=False, capture_output=True, text=True, timeout=240
     )
     assert result.returncode == 0, result.stdout + result.stderr
 

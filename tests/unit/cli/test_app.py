@@ -63,7 +63,7 @@ def test_help_imports_no_command_and_no_heavy_library() -> None:
         "commands = [m for m in sys.modules if m.startswith('egs_core.cli.') and m != 'egs_core.cli.app'];"
         "sys.exit(f'{heavy} {commands}' if heavy or commands else 0)"
     )
-    result = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=60)
+    result = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=240)
     assert (result.returncode, result.stderr) == (0, "")
 
 
@@ -179,4 +179,4 @@ def test_a_reader_that_leaves_is_no_traceback() -> None:
         assert process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == b""
-        process.wait(timeout=60)
+        process.wait(timeout=240)

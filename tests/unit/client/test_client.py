@@ -185,7 +185,7 @@ def test_processes_are_found_by_name_by_mark_and_by_parent() -> None:
         assert living([c.Process(pid=own.pid, started=own.started + 1)], "other") == []
     finally:
         marked.stdin.close()
-        marked.wait(60)
+        marked.wait(240)
         marked.stdout.close()
     assert living([], "mark-1") == []
 

@@ -94,15 +94,15 @@ def test_threads_of_a_task_share_its_lease(provider: Recorder) -> None:
         with egs.gpu() as devices:
             seen.append(devices)
             inside.set()
-            leave.wait(10)
+            leave.wait(240)
 
     with egs.gpu():
         thread = threading.Thread(target=helper)
         thread.start()
-        assert inside.wait(10)
+        assert inside.wait(240)
     assert provider.calls == ["acquire"]
     leave.set()
-    thread.join(10)
+    thread.join(240)
     assert (seen, provider.calls) == ([(0, 1)], ["acquire", "release"])
 
 
@@ -117,7 +117,7 @@ def test_tasks_in_one_process_keep_their_own_provider(provider: Recorder) -> Non
     with egs.gpu():
         thread = threading.Thread(target=other_task)
         thread.start()
-        thread.join(10)
+        thread.join(240)
     assert seen == [(10, 11)]
     assert own.calls == provider.calls == ["acquire", "release"]
 

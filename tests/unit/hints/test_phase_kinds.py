@@ -49,7 +49,7 @@ def test_blocks_are_seen_on_every_python(version: str) -> None:
         env={"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -64,7 +64,7 @@ def find_python(version: str) -> str | None:
     found = sorted(pyenv.glob(f"versions/{version}.*/bin/python"))
     on_path = shutil.which(f"python{version}")
     for python in [*map(str, found), *([on_path] if on_path else [])]:
-        probe = subprocess.run([python, "-S", "-c", ""], capture_output=True, timeout=30, check=False)
+        probe = subprocess.run([python, "-S", "-c", ""], capture_output=True, timeout=240, check=False)
         if probe.returncode == 0:
             return python
     return None

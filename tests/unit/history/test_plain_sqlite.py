@@ -82,7 +82,7 @@ def test_the_users_own_history_needs_no_sqlalchemy(tmp_path: Path) -> None:
         env={"XDG_DATA_HOME": str(tmp_path), "PYTHONPATH": ":".join(sys.path)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     assert done.stdout == "1 False False\n", done.stderr
 

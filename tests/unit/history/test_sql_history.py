@@ -128,7 +128,7 @@ def test_several_processes_write_at_once(tmp_path: Path) -> None:
     """Three processes that start together on an absent store make it once, and lose no row."""
     writers = [start_writer(tmp_path, 20, name) for name in "abc"]
     for writer in writers:
-        _, _ = writer.communicate(timeout=60)
+        _, _ = writer.communicate(timeout=240)
     assert [writer.returncode for writer in writers] == [0, 0, 0]
     rows = SqlHistory.in_folder(tmp_path).load("p")
     assert {name: sum(row.task == name for row in rows) for name in "abc"} == {"a": 100, "b": 100, "c": 100}

@@ -50,7 +50,7 @@ def test_a_signal_reaches_the_command() -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGTERM)
-    said, _ = process.communicate(timeout=30)
+    said, _ = process.communicate(timeout=240)
     assert process.returncode == 7
     assert said.startswith("saved")
 

@@ -329,7 +329,7 @@ def test_the_same_input_gives_the_same_bytes() -> None:
     environment = {**os.environ, "PYTHONHASHSEED": "7"}
     environment["PYTHONPATH"] = os.pathsep.join([str(root), *filter(None, [environment.get("PYTHONPATH")])])
     done = subprocess.run(
-        [shutil.which("python") or "python", "-c", program], cwd=root, env=environment, capture_output=True, timeout=120
+        [shutil.which("python") or "python", "-c", program], cwd=root, env=environment, capture_output=True, timeout=240
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == made()
@@ -342,7 +342,7 @@ def test_kustomize_builds_what_a_repository_has(files: dict[str, str], objects: 
 
     def built(folder: str) -> list[Object]:
         command = ["kubectl", "kustomize", str(tmp_path / folder)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240)
         assert done.returncode == 0, done.stderr
         return list(yaml.safe_load_all(done.stdout))
 

@@ -142,7 +142,7 @@ def test_a_hook_by_another_name_is_told_once(tmp_path: Path) -> None:
     def said(name: str | None) -> tuple[str, str]:
         env = {key: value for key, value in os.environ.items() if not key.startswith(("EGS_", "RAY_"))}
         env |= {} if name is None else {"EGS_HOOK": name}
-        done = subprocess.run([sys.executable, "-S", "-c", outer], env=env, capture_output=True, text=True, timeout=120)
+        done = subprocess.run([sys.executable, "-S", "-c", outer], env=env, capture_output=True, text=True, timeout=240)
         return done.stdout.strip(), done.stderr
 
     assert said("rey") == ("None", "egs: EGS_HOOK=rey does nothing: it must be `ray`\n")

@@ -37,5 +37,5 @@ def test_what_every_process_imports_stays_light(module: str, heavy: tuple[str, .
     at a script's first task: the engine comes with the first one that needs a GPU or has hints, pydantic with files of
     settings. In a process of its own, as the tests import everything."""
     program = PROGRAM.format(module=module, heavy=heavy)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=False)
     assert done.stdout == "[]\n", done.stdout + done.stderr

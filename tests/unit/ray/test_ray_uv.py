@@ -26,7 +26,7 @@ def test_same_as_rays_own_hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     said = []
     for hook in ("egs_ray.uv_hook", "ray._private.runtime_env.uv_runtime_env_hook.hook"):
         command = [*words, "-c", PROGRAM, hook]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
         assert done.returncode == 0, done.stderr
         said.append(done.stdout)
     assert said[0] == said[1]

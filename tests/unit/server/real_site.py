@@ -20,6 +20,7 @@ from egs_core.cli import app
 from egs_core.client import messages as c
 from egs_core.client.http import Refused, SiteClient, trusted_owners
 from egs_core.client.places import Address
+from tests.unit.server.forked import Forked, python_words
 
 PATIENCE_S = 240.0
 EGS = (sys.executable, "-m", "egs_core.cli.app")
@@ -56,10 +57,11 @@ def wait_for(what: Callable[[], Any], text: str) -> Any:
 
 class RealSite:
     """One folder, its server (which may be killed and started again) and commands that speak to it. gpus: emulated
-    ones; None: those that NVML finds."""
+    ones; None: those that NVML finds. as_programs: each process begins as a shell would start it, and imports EGS; else
+    it is forked from one that has (`forked.py`), if Python has not to begin in another way."""
 
-    def __init__(self, folder: Path, gpus: int | str | None = 2) -> None:
-        self.folder, self.gpus = folder, gpus
+    def __init__(self, folder: Path, gpus: int | str | None = 2, *, as_programs: bool = False) -> None:
+        self.folder, self.gpus, self.as_programs = folder, gpus, as_programs
         self.ready: dict[str, Any] = {}
         self.server: subprocess.Popen[str] | None = None
         self._begun: list[subprocess.Popen[str]] = []
@@ -112,15 +114,9 @@ class RealSite:
         """A command, to its end."""
         if arguments[0] in ASK and folder is None:
             return _called(arguments, self.environment | environment)
-        return subprocess.run(
-            [*EGS, *arguments],
-            cwd=folder,
-            env=self.environment | environment,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-        )
+        begun = self._begin([*EGS, *arguments], environment, folder)
+        out, err = begun.communicate(timeout=PATIENCE_S)
+        return subprocess.CompletedProcess(arguments, begun.returncode, out, err)
 
     def told(self, *arguments: str) -> Any:
         """What a command prints with --json."""
@@ -156,10 +152,13 @@ class RealSite:
     def _begin(
         self, command: list[str], environment: dict[str, str] | None = None, folder: Path | None = None
     ) -> subprocess.Popen[str]:
-        begun = subprocess.Popen(
-            command,
+        whole = self.environment | (environment or {})
+        is_as_usual = {name: value for name, value in whole.items() if name.startswith("PYTHON")} == python_words()
+        is_forked = not self.as_programs and is_as_usual and tuple(command[: len(EGS)]) == EGS
+        begun = (Forked if is_forked else subprocess.Popen[str])(
+            command[len(EGS) :] if is_forked else command,
             cwd=folder,
-            env=self.environment | (environment or {}),
+            env=whole,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -13,9 +13,9 @@ HOLDS = "import os, sys, time\nopen(sys.argv[1], 'w').write(os.environ['CUDA_VIS
 UNTIL = HOLDS + "while not os.path.exists(sys.argv[2]): time.sleep(0.05)\nsys.exit(int(sys.argv[3]))\n"
 
 
-def shared_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealSite]:
+def shared_site(tmp_path_factory: pytest.TempPathFactory, *, as_programs: bool = False) -> Iterator[RealSite]:
     """A fixture: a server of two devices."""
-    found = RealSite(tmp_path_factory.mktemp("site"))
+    found = RealSite(tmp_path_factory.mktemp("site"), as_programs=as_programs)
     try:
         found.start()
         yield found

@@ -59,10 +59,7 @@ class FarHost:
         return self.site._begin([*EGS, "run", *arguments], self.environment)
 
     def egs(self, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-        environment = {**self.site.environment, **self.environment, **more}
-        return subprocess.run(
-            [*EGS, *arguments], env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False
-        )
+        return self.site.egs(*arguments, folder=None, **self.environment | more)
 
     @property
     def client(self) -> SiteClient:

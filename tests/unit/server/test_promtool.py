@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(PROMTOOL is None, reason="no promtool on this ma
 def promtool(*arguments: str, given: bytes = b"") -> str:
     """What it says; it must find nothing."""
     assert PROMTOOL is not None
-    done = subprocess.run([PROMTOOL, *arguments], input=given, capture_output=True, timeout=120, check=False)
+    done = subprocess.run([PROMTOOL, *arguments], input=given, capture_output=True, timeout=240, check=False)
     said = (done.stdout + done.stderr).decode()
     assert done.returncode == 0, said
     return said

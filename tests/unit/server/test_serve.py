@@ -1,4 +1,4 @@
-"""`egs serve` and `egs run` as a user has them: real processes, a Unix socket and a port, signals, `kill -9`."""
+"""`egs serve` and `egs run` as a user has them: programs, a Unix socket and a port, signals, `kill -9`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import socket
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,11 @@ from egs_core.server.access import user_name
 from tests.unit.server.real_site import PATIENCE_S, RealSite, wait_for
 from tests.unit.server.served import HOLDS, UNTIL, content, shared_site
 
-site = pytest.fixture(scope="module")(shared_site)
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealSite]:
+    """All that it starts is started as a shell does."""
+    yield from shared_site(tmp_path_factory, as_programs=True)
 
 
 def test_a_command_gets_its_devices_and_its_exit_code_is_returned(site: RealSite) -> None:

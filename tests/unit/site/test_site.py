@@ -40,7 +40,7 @@ from egs_core.site.returning import ReturningSite
 from egs_core.testing.wire_site import WireSite
 from tests.unit.server.own_server import OwnServer
 
-LIMIT_S = 20.0
+LIMIT_S = 120.0
 WIDE = Shape(1000)
 
 
