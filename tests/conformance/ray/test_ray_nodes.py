@@ -135,6 +135,43 @@ finally:
 )
 
 
+SPREAD = """
+import json, sys
+import ray
+from ray.cluster_utils import Cluster
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+
+small = dict(object_store_memory=80_000_000)
+cluster = Cluster(True, head_node_args=dict(num_cpus=1, include_dashboard=False, temp_dir=sys.argv[1], **small))
+for _ in range(2):
+    cluster.add_node(num_cpus=2, num_gpus=2, **small)
+seen = {}
+
+@ray.remote(num_gpus=1, num_cpus=0)
+def task():
+    return "ran"
+
+try:
+    ray.init(cluster.address, log_to_driver=False)
+    held = placement_group([{"GPU": 1}] * 2, strategy="STRICT_PACK")    # one node is full, the other one has two GPUs
+    ray.get(held.ready(), timeout=120)
+    apart = placement_group([{"GPU": 1}] * 2, strategy="STRICT_SPREAD")
+    ready = apart.ready()
+    seen["early"] = len(ray.wait([ready], timeout=1)[0])
+    seen["beside"] = ray.get(task.remote(), timeout=120)                # of these two only one is the group's
+    seen["still"] = len(ray.wait([ready], timeout=0)[0])
+    remove_placement_group(held)
+    ray.get(ready, timeout=120)
+    seen["nodes"] = len(set(placement_group_table(apart)["bundles_to_node_id"].values()))
+    remove_placement_group(apart)
+    seen["too many"] = placement_group([{"GPU": 1}] * 3, strategy="STRICT_SPREAD").wait(1)
+    print(json.dumps(seen))
+finally:
+    ray.shutdown()
+    cluster.shutdown()
+"""
+
+
 def outcome_of(source: str, folder: Path, **environment: str) -> tuple[dict[str, object], str]:
     """What a script says that starts a cluster of its own."""
     (folder / "script.py").write_text(source)
@@ -183,3 +220,13 @@ def test_soft_preferences_of_scripts(tmp_path: Path) -> None:
     assert seen["unknown"] is True
     assert seen["soft"] == 6
     assert seen["by hand"] == "A100"
+
+
+def test_bundles_on_nodes_of_their_own(tmp_path: Path) -> None:
+    """STRICT_SPREAD, two nodes with two GPUs each: while one is full the group waits at EGS, though the other has two
+    GPUs free, and a task has the one of these that is not kept for the group. Three such bundles are more than there
+    are nodes: Ray's alone."""
+    on = {"RAY_RUNTIME_ENV_HOOK": "egs_ray.hook", "EGS_MODE": "on", "EGS_GATE": "cluster"}
+    seen, errors = outcome_of(SPREAD, tmp_path, **on)
+    assert seen == {"early": 0, "beside": "ran", "still": 0, "nodes": 2, "too many": False}, errors
+    assert "egs: ordered 1 GPU tasks and 2 placement groups" in errors

@@ -35,6 +35,27 @@ def test_fits_on_one_node() -> None:
     assert not room.fits(1.0, 1.0, 1001)
 
 
+def test_groups_fit_by_their_strategy() -> None:
+    """All on one node, each on a node of its own, or anywhere. Of those apart no node counts twice, and the small nodes
+    are for the small ones; what may come with an autoscaler is not known."""
+    rows = [row("a", 4.0), row("b", 1.0), row("c", 0.0)]
+    room, one, two, none = Room(rows), FIT, Needs("fit", 1.0, 2.0, 0), Needs("fit", 1.0, 0.0, 0)
+    fits = {
+        "STRICT_SPREAD": ([one, one], [one, two, none]),
+        "STRICT_PACK": ([one, one], [two, two]),
+        "PACK": ([one] * 5, [two, two, one]),
+    }
+    fits_not = {
+        "STRICT_SPREAD": ([two, two], [one, one, one], [none] * 4),
+        "STRICT_PACK": ([one] * 5, [none] * 5),
+        "PACK": ([one] * 6, [Needs("fit", 1.0, 5.0, 0)]),
+    }
+    for strategy in fits:
+        assert [room.fits_group(group, strategy) for group in fits[strategy]] == [True, True], strategy
+        assert not any(room.fits_group(group, strategy) for group in fits_not[strategy]), strategy
+        assert Room(rows, grows=True).fits_group([two] * 9, strategy)
+
+
 def test_where_a_process_may_run_that_takes_a_gpu_later() -> None:
     """Not on nodes that do not have what it needs, and on the others in turn where there are several. What no node has
     keeps it off none: one may come."""

@@ -23,6 +23,7 @@ from ray.util.placement_group import PlacementGroup
 from egs_ray import submitting, waiting
 from egs_ray.groups import WaitingGroup, is_gone
 from egs_ray.own_values import OwnValues, make_own_values
+from egs_ray.session.room import STRICT_PACK, STRICT_SPREAD
 from egs_ray.submission import Arrival, Needs
 from egs_ray.told import ToldRef
 
@@ -30,7 +31,7 @@ ID_BYTES = 24  # of a task, to Ray
 LOOK_S = 1.0  # a group may be removed by another process, of which nobody here hears
 PLACED_BY_HAND = ("_soft_target_node_id", "bundle_label_selector", "topology_strategy")
 PLAIN = {"CPU", "GPU", "memory"}
-STRICT_PACK = "STRICT_PACK"
+NODE = "node"
 CALLED = {"ray.tune": "tune-trial", "ray.train": "train-workers"}
 ITS_OWN = "placement-group"
 
@@ -57,13 +58,13 @@ Tickets = list[tuple[str, Any]]
 
 class Groups:
     """The placement groups of this process. gate: see `Ordering.gate_for_workers`; on_failure: called with what went
-    wrong here; tickets: those of a group that needs so much, and whether of one node, from a gate. From any thread."""
+    wrong here; tickets: those of a group that needs so much, by its strategy, from a gate. From any thread."""
 
     def __init__(
         self,
         gate: Callable[[], Any],
         on_failure: Callable[[BaseException], None],
-        tickets: Callable[[Any, list[Needs], bool], Tickets | None],
+        tickets: Callable[[Any, list[Needs], str], Tickets | None],
     ) -> None:
         self._gate, self._on_failure, self._tickets = gate, on_failure, tickets
         self._lock = threading.Lock()
@@ -114,7 +115,7 @@ class Groups:
         with submitting.directly():
             if self._values is None:
                 self._values = make_own_values()
-            tickets = None if self._values is None else self._tickets(gate, needs, others["strategy"] == STRICT_PACK)
+            tickets = None if self._values is None else self._tickets(gate, needs, others["strategy"] or "")
         if tickets is None:
             return None
         turn = Turn(gate, [key for key, _ in tickets], len(tickets))
@@ -140,9 +141,11 @@ class Groups:
 
         assert self._values is not None
         turn.group = WaitingGroup(native, bundles, self._values, lambda: self._hurry(turn))
+        strategy = others["strategy"] if len(needs) > 1 else ""
         options = TaskOptions(
             gang=f"group-{os.urandom(8).hex()}" if len(needs) > 1 else "",
-            gang_same="node" if len(needs) > 1 and others["strategy"] == STRICT_PACK else "",
+            gang_same=NODE if strategy == STRICT_PACK else "",
+            gang_apart=NODE if strategy == STRICT_SPREAD else "",
         )
         told = []
         for key, one in zip(turn.keys, needs, strict=True):
@@ -255,9 +258,9 @@ def _called() -> str:
     return ITS_OWN
 
 
-def tickets_of(gate: Any, needs: list[Needs], is_close: bool, take: Callable[[Needs], tuple[str, Any] | None]) -> Any:
+def tickets_of(gate: Any, needs: list[Needs], strategy: str, take: Callable[[Needs], tuple[str, Any] | None]) -> Any:
     """A ticket for each bundle from a driver's gate, by `take`, each to be waited for; None where the group passes."""
-    if not gate.admits_group(needs, is_close):
+    if not gate.admits_group(needs, strategy):
         return None
     taken: list[tuple[str, Any]] = []
     for one in needs:
@@ -270,7 +273,7 @@ def tickets_of(gate: Any, needs: list[Needs], is_close: bool, take: Callable[[Ne
     return taken
 
 
-def drivers_tickets(gate: Any, needs: list[Needs], is_close: bool) -> Tickets | None:
+def drivers_tickets(gate: Any, needs: list[Needs], strategy: str) -> Tickets | None:
     """Those of a group that the driver itself asks for."""
-    found: Tickets | None = tickets_of(gate, needs, is_close, lambda one: gate.ticket(one, is_bare=False))
+    found: Tickets | None = tickets_of(gate, needs, strategy, lambda one: gate.ticket(one, is_bare=False))
     return found

@@ -140,7 +140,7 @@ class Desk:
             return {"m": "keys", "keys": []}
         with submitting.directly():
             take = partial(gate.tickets.take_for_worker, is_bare=False)
-            keys = [key for key, _ in tickets_of(gate, needs, message["close"], take) or ()]
+            keys = [key for key, _ in tickets_of(gate, needs, message["strategy"], take) or ()]
             worker.keys.update(keys)
             return {"m": "keys", "keys": keys, "board": self._pickled_board(gate) if keys else ""}
 

@@ -99,12 +99,9 @@ class Program:
         with a GPU counted as its, and Ray could not tell the autoscaler or the user."""
         return not self.tickets.are_open and self.room.fits(needs.cpus, needs.gpus, needs.memory_bytes)
 
-    def admits_group(self, needs: list[Needs], is_close: bool) -> bool:
-        """Whether a placement group with these bundles gets tickets. is_close: one node has to have all of it."""
-        cpus, gpus, memory = (sum(values) for values in zip(*map(_amounts, needs), strict=True))
-        if is_close:
-            return self.admits(Needs("", cpus, gpus, memory))
-        return all(map(self.admits, needs)) and (self.room.grows or gpus <= self.room.gpus)
+    def admits_group(self, needs: list[Needs], strategy: str) -> bool:
+        """Whether a placement group with these bundles gets tickets: it fits, by its strategy, if nothing else runs."""
+        return not self.tickets.are_open and self.room.fits_group(needs, strategy)
 
     def ticket(self, needs: Needs, is_bare: bool) -> tuple[str, Any] | None:
         """See `Tickets.take`."""
@@ -441,7 +438,3 @@ class Program:
         if not self.site.is_alive:  # nobody is left to hear of ends: let go of the references
             self._refs.clear()
             self._arrivals.clear()
-
-
-def _amounts(needs: Needs) -> tuple[float, float, int]:
-    return needs.cpus, needs.gpus, needs.memory_bytes

@@ -29,6 +29,8 @@ MOST_TOGETHER = 32  # for each GPU
 LEARNING = 0.2  # weight of the newest task in the mean
 IDLE_REVIEWS = 2  # in a row, so that no change between two tasks counts
 CALM_REVIEWS = 5
+STRICT_PACK, STRICT_SPREAD = "STRICT_PACK", "STRICT_SPREAD"
+"""Of Ray's strategies for groups those that are more than a wish."""
 
 
 class _Node(msgspec.Struct):
@@ -90,6 +92,21 @@ class Room:
         """Whether such a node is there."""
         return any(_has(node, Needs("", cpus, gpus, memory_bytes)) for node in self._nodes.values())
 
+    def fits_group(self, needs: list[Needs], strategy: str) -> bool:
+        """The same of several tasks at once, by a strategy of Ray's. Of the strict ones that spreads there must be for
+        each task as many nodes for it as there are tasks that need at least as much."""
+        if strategy == STRICT_PACK:
+            return self.fits(*_sums(needs))
+        if self.grows:
+            return True
+        if strategy == STRICT_SPREAD:
+            nodes = self._nodes.values()
+            return all(
+                sum(_has(node, one) for node in nodes) >= sum(_covers(other, one) for other in needs) for one in needs
+            )
+        _, gpus, _ = _sums(needs)
+        return gpus <= self.gpus and all(self.fits(one.cpus, one.gpus, one.memory_bytes) for one in needs)
+
     def devices(self, node: str, gpus: int) -> int:
         """How many a node is said to have that has so many."""
         return self._offered.get(node, gpus)
@@ -146,6 +163,14 @@ class Room:
 
 def _has(node: _Node, needs: Needs) -> bool:
     return node.cpus >= needs.cpus and node.gpus >= needs.gpus and node.memory_bytes >= needs.memory_bytes
+
+
+def _covers(one: Needs, other: Needs) -> bool:
+    return one.cpus >= other.cpus and one.gpus >= other.gpus and one.memory_bytes >= other.memory_bytes
+
+
+def _sums(needs: list[Needs]) -> tuple[float, float, int]:
+    return sum(one.cpus for one in needs), sum(one.gpus for one in needs), sum(one.memory_bytes for one in needs)
 
 
 def _mean(before: float | None, seconds: float) -> float:

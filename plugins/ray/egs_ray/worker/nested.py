@@ -94,9 +94,9 @@ class LineGate:
         for name, ref in new.items():
             self._await_end(name, ref)
 
-    def group_tickets(self, needs: list[Needs], is_close: bool) -> list[tuple[str, Any]] | None:
+    def group_tickets(self, needs: list[Needs], strategy: str) -> list[tuple[str, Any]] | None:
         """Keys of a placement group's bundles, and what they wait for; None when it passes."""
-        told = self._ask({"m": "ask group", "needs": msgspec.to_builtins(needs), "close": is_close})
+        told = self._ask({"m": "ask group", "needs": msgspec.to_builtins(needs), "strategy": strategy})
         if told is None or not told.get("keys"):
             return None
         if self._board is None:
