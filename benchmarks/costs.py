@@ -77,7 +77,7 @@ def listener_s() -> float:
         os.environ["EGS_RUNLOG"] = folder
         for _ in range(1000):
             began, listener = time.process_time(), TaskListener()
-            listener.on_task_instance_running()
+            listener.on_task_instance_running(task_instance=instance)
             listener.on_task_instance_success(task_instance=instance)
             took.append(time.process_time() - began)
     return sorted(took)[990]

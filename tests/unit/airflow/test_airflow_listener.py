@@ -55,7 +55,7 @@ def files_of(place: Path) -> Path:
 def run_task(state: str = "success", **other: Any) -> None:
     """Call the listener as a task's process does."""
     called = listener.TaskListener()
-    called.on_task_instance_running()
+    called.on_task_instance_running(task_instance=task_instance())
     getattr(called, f"on_task_instance_{state}")(task_instance=task_instance(**other))
 
 
@@ -74,7 +74,7 @@ def test_a_task_tells_of_its_work(place: Path) -> None:
     egs.work(tokens=100)
     for amount in (3, 4):
         called = listener.TaskListener()
-        called.on_task_instance_running()
+        called.on_task_instance_running(task_instance=task_instance())
         egs.work(tokens=amount)
         called.on_task_instance_success(task_instance=task_instance())
     run_task()
@@ -215,7 +215,7 @@ def test_an_airflow_with_other_hooks(
     import pluggy
 
     specs = ModuleType("specs")
-    others = "def on_task_instance_running(): pass\ndef on_task_instance_failed(task_instance): pass\n"
+    others = "def on_task_instance_running(task_instance): pass\ndef on_task_instance_failed(task_instance): pass\n"
     exec(f"{others}def on_task_instance_skipped(task_instance): pass\n{hook}", specs.__dict__)
     for name in [name for name in vars(specs) if name.startswith("on_")]:
         pluggy.HookspecMarker("airflow")(getattr(specs, name))

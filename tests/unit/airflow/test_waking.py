@@ -92,12 +92,12 @@ def test_a_task_that_rings_is_asked_for_at_once(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(waking, "ASK_S", 3600.0)
     made = bell.hang()
     try:
-        _in_fork(lambda: _in_fork(TaskListener().on_task_instance_running))
+        _in_fork(lambda: _in_fork(lambda: TaskListener().on_task_instance_running(SimpleNamespace())))
         assert not made.has_rung()
 
         def run() -> None:
             told = TaskListener()
-            told.on_task_instance_running()
+            told.on_task_instance_running(SimpleNamespace())
             told.on_task_instance_success(SimpleNamespace())
 
         for _ in range(2):

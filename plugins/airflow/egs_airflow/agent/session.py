@@ -21,13 +21,15 @@ from graphlib import TopologicalSorter
 from egs_airflow.agent.declare import ordering, stated_files
 from egs_airflow.agent.instances import Instance
 from egs_airflow.agent.picture import ACTIVE, Picture, Pool, Run
+from egs_airflow.observe.listener import folder
+from egs_airflow.observe.progress import Reader
 from egs_airflow.order.published import Order, Turn
 from egs_airflow.order.weights import guess_s
 from egs_core.engine import EngineConfig
 from egs_core.engine import messages as m
 from egs_core.graph.columns import CPU, GPU, Graph, Shape, TaskOptions
 from egs_core.runlog import records as r
-from egs_core.site import AnyTold, Asked, Grant, Grown, Joining, connect, connect_server
+from egs_core.site import AnyTold, Asked, Grant, Grown, Joining, connect, connect_server, where_of
 
 READY = "scheduled"
 NO_LIMIT = 100_000
@@ -93,6 +95,7 @@ class Session:
 
     def __init__(self, url: str = "", joining: Joining | None = None) -> None:
         self.asks: list[Asked] = []
+        self._heard = Reader(folder())
         self.lost: BaseException | None = None
         self._pools: dict[str, Pool] = {}
         self._offered: dict[str, m.NodeAdded] = {}
@@ -205,6 +208,19 @@ class Session:
         waiting = dict(self._waiting)
         self._loads = {task: None for task in self._loads if task in waiting}
         self.site.report(m.TasksSeen(tuple(sorted(sights, key=lambda one: -one.since_s))))
+        if self.site.is_shared:
+            self._tell_progress(now_s)
+
+    def _tell_progress(self, now_s: float) -> None:
+        """How far tasks are whose folders this host has."""
+        running = {
+            one.id: told.number(key_of(one))
+            for told in self._told.values()
+            for one in told.run.instances
+            if told.said.get(key_of(one)) == "running"
+        }
+        for name, found in self._heard.look(running).items():
+            self.site.progressed(where_of(running[name], found, max(0.0, now_s - found.at)))
 
     def _offer(self, picture: Picture) -> None:
         """The pools: what is there for the runs that EGS orders, and never less than they have."""

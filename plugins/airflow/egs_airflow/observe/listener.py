@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 from airflow.listeners import hookimpl
 
 from egs_airflow import config
+from egs_airflow.observe.progress import Heard
 
 F = TypeVar("F", bound=Callable[..., None])
 hook: Callable[[F], F] = hookimpl  # Airflow's own marker has no types
@@ -44,11 +45,16 @@ class TaskListener:
 
     def __init__(self) -> None:
         self._code_s: float | None = None
+        self._heard = Heard()
 
     @hook
-    def on_task_instance_running(self) -> None:
+    def on_task_instance_running(self, task_instance: Any) -> None:
         """Note the moment: the DAG file has been imported, the user's code comes next."""
         _taken_work()  # what was told while the DAG file was imported is no task's
+        try:
+            self._heard.begin(str(getattr(task_instance, "id", "")), folder())
+        except Exception as error:
+            _warn(error, "what this task tells of how far it is is not kept")
         self._code_s = time.time()
 
     @hook
@@ -72,6 +78,7 @@ class TaskListener:
             return
         _ring()
         try:
+            self._heard.end()
             told = task_instance, state, code_s, _taken_work()
             writer = threading.Thread(target=_write, args=told, name="egs-listener", daemon=True)
             writer.start()
@@ -154,8 +161,8 @@ def _open(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
 
-def _warn(error: BaseException) -> None:
+def _warn(error: BaseException, what: str = "this task is not recorded, it is not affected") -> None:
     try:
-        config.warn(f"this task is not recorded, it is not affected: {type(error).__name__}: {error}")
+        config.warn(f"{what}: {type(error).__name__}: {error}")
     except BaseException:
         return  # nobody is left to tell
