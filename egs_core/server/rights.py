@@ -46,8 +46,17 @@ class Rights:
             them = listed([f"{number} ({user})" for number, user in alive.items()], 8)
             raise Refusal(409, f"{word!r} is the name of {len(alive)} open runs: say which by its number: {them}")
         if not alive and not same:
+            self._check_array(who, word)
             raise Refusal(404, self.missing(who, word))
         return next(iter(alive)) if alive else max(same.values(), key=lambda run: (run.ended_at or 0.0, int(run.id))).id
+
+    def _check_array(self, who: Principal, word: str) -> None:
+        """Raises Refusal (404), with their numbers, where open runs are of an array of that name."""
+        every = [run for run in self._runs.values() if run.name.startswith(f"{word}[") and run.is_open]
+        if them := [f"{run.name} ({run.id})" for run in every if who.sees(run)]:
+            raise Refusal(
+                404, f"{word!r} is the name of an array, and one of its runs is meant here: {listed(them, 8)}"
+            )
 
     def missing(self, who: Principal, run_id: str) -> str:
         """What is said of a run that is not there for who asks; where its name was given, which ones have it."""

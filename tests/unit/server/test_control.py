@@ -91,6 +91,19 @@ def test_a_run_that_is_meant_by_its_name(site: SiteLogic) -> None:
             site.called(who, name)
 
 
+def test_an_array_is_no_run(site: SiteLogic) -> None:
+    """Its name is that of none: whoever sees its runs that are open is told theirs."""
+    for number in range(3):
+        site.submit(ANN, request(number + 1, name=f"many[{number}]"))
+    site.control(ANN, "2", "abort", c.Control())
+    text = r"'many' is the name of an array, and one of its runs is meant here: many\[0\] \(1\), many\[2\] \(3\)$"
+    with pytest.raises(Refusal, match=text):
+        site.called(ANN, "many")
+    assert site.called(ANN, "many[2]") == "3"
+    with pytest.raises(Refusal, match="there is no run 'many': `egs ps`"):
+        site.called(Principal("eve", "submitter", ("speech",)), "many")
+
+
 def test_a_paused_run_does_not_start_until_it_is_resumed(site: SiteLogic) -> None:
     first = start(site, 1, gpus=3)
     second = site.submit(ANN, request(2))
