@@ -307,7 +307,8 @@ class ClusterProfile(msgspec.Struct, frozen=True):
     """What a profile says that is of use in the cluster itself. namespace: where pods run; controller_namespace: where
     what serves them runs; queues: of Kueue, which pods name in a label; cpu_limit_s, gpu_limit_s: the longest that a
     pod without, or with, a GPU runs that states no time; pull_s: how long an image takes to be pulled; placeholders: so
-    many pods may stand for what needs a node, each of placeholder_image; node_s: how long a node takes to come."""
+    many pods may stand for what needs a node, each of placeholder_image; node_s: how long a node takes to come; claims:
+    flavors of GPUs and the DeviceClass of each, that are claimed in the place of limits."""
 
     namespace: str
     controller_namespace: str
@@ -319,6 +320,7 @@ class ClusterProfile(msgspec.Struct, frozen=True):
     placeholders: int = 0
     node_s: float | None = None
     placeholder_image: str = ""
+    claims: tuple[tuple[str, str], ...] = ()
 
 
 @runtime_checkable

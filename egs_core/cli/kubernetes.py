@@ -22,6 +22,7 @@ from egs_core.kubernetes.capacity import Ahead
 from egs_core.kubernetes.gates import RELEASE_BY_S
 from egs_core.kubernetes.images import PULL_S
 from egs_core.kubernetes.placeholders import IMAGE, NODE_S
+from egs_core.kubernetes.tiers import rule_of
 from egs_core.units import parse_seconds
 
 QUEUE = "EGS_QUEUE"
@@ -65,6 +66,12 @@ def controller(
     priority_class: Annotated[
         str, typer.Option(help="The webhook gives it to pods of EGS that name none; default: none.")
     ] = "",
+    claim: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="FLAVOR=CLASS: GPUs of that flavor are claimed of a DeviceClass (DRA), by the webhook; again for more."
+        ),
+    ] = None,
     kueue: Annotated[bool, typer.Option("--kueue/--no-kueue", help="Order what waits in Kueue too.")] = True,
     cpu_limit: Annotated[
         str, typer.Option(help="The longest that a pod without a GPU runs that states no time; default: the profile's.")
@@ -105,7 +112,10 @@ def controller(
     get a deadline, `spec.activeDeadlineSeconds` (with the annotation `egs.io/limit`); `spec.priority` of Workloads that
     wait in ClusterQueues which preempt nothing (with the annotation `egs.io/base-priority`); and one Lease. With
     --webhook-host: pods with that label get the gate, its release-by time and the priority class when they are made,
-    while the controller lives; and its certificate is written into the webhook's configuration. With --preempt: a pod
+    while the controller lives; and its certificate is written into the webhook's configuration. With --claim, too: a
+    limit of GPUs of a pod whose hints name such flavors, and no others, becomes a claim of devices (DRA) with a tier
+    for each flavor, the first one first, of a ResourceClaimTemplate `egs-gpus-…` that is made in its namespace; each is
+    a line of the log. Any other limit stays, as do pods with claims of their own. With --preempt: a pod
     is deleted for one of higher priority that waits, where a Job makes it again or Argo under `retryPolicy: Always`
     (with the annotation `egs.io/preempted` and an event). With --preload: pods with the label `egs.io/preload` are made
     and removed, which load an image on a node and ask for nothing. With --placeholders: pods with the label
@@ -115,9 +125,10 @@ def controller(
 
     With --profile: its namespace is served where --serve names none, its controller_namespace has the Lease where
     --lease-namespace names none, its time_limits hold where --cpu-limit and --gpu-limit are left out, its preload.takes
-    where --pull-time is, its capacity where --placeholders, --node-time and --placeholder-image are, and one line at
-    the start tells of each pool and queue that the cluster has not as the profile says. That changes nothing; of quotas
-    and priority classes a controller makes no use.
+    where --pull-time is, its capacity where --placeholders, --node-time and --placeholder-image are, flavor and
+    device class of its pools with `claims: true` where --claim is, and one line at the start tells of each pool and
+    queue that the cluster has not as the profile says. That changes nothing; of quotas and priority classes a
+    controller makes no use.
 
     With EGS_URL in its environment, and EGS_TOKEN over TCP, the pods are ordered by that site server with all else that
     shares its queues: those of a namespace in the queue of its name, others in that of EGS_QUEUE. Nothing is preempted
@@ -139,6 +150,8 @@ def controller(
     if pull_time and not preload:
         raise InputError("--pull-time", "does nothing without --preload", "add --preload, or leave --pull-time out")
     site = profiling("").cluster_profile(profile) if profile is not None else None
+    stated = claim if claim is not None else [f"{flavor}={of}" for flavor, of in site.claims] if site else []
+    claims = tuple(rule_of(one, str(profile) if claim is None else "--claim") for one in stated)
     settings = Settings(
         namespaces=tuple(serve or ([site.namespace] if site else ())),
         window=window,
@@ -166,7 +179,7 @@ def controller(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: found.stop())
     if webhook_host:
-        rules = admission.Rules(settings.longest_s, priority_class)
+        rules = admission.Rules(settings.longest_s, priority_class, claims)
         # a connection of its own: what it waits for is in nobody's way
         hook = Webhook(
             Cluster(kubeconfig, context), rules, webhook_host, lambda: found.is_healthy, _say, ("", webhook_port)
@@ -220,6 +233,12 @@ def manifests(
     placeholder_image: Annotated[
         str, typer.Option(help=f"With --placeholders: of these, and of nothing else; default: {IMAGE}.")
     ] = "",
+    claim: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="FLAVOR=CLASS: with the right to make templates of such claims, and the argument; again for more."
+        ),
+    ] = None,
     egs_url: Annotated[str, typer.Option(help="The site server that the controller joins: its EGS_URL.")] = "",
     token_secret: Annotated[
         str, typer.Option(help="With --egs-url: Secret in that namespace whose `token` is the controller's EGS_TOKEN.")
@@ -268,6 +287,7 @@ def manifests(
         egs_queue,
         ca_config_map,
         _ahead(placeholders, node_time, placeholder_image),
+        tuple(rule_of(one, "--claim") for one in claim or ()),
     )
     if helm is None:
         typer.echo(yaml.safe_dump_all(objects(asked), sort_keys=False, width=110), nl=False)

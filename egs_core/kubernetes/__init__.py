@@ -12,6 +12,7 @@ priorities   the order of what waits in Kueue, as priorities of its Workloads
 foreseen     when and where what waits will probably start; coming: the next steps of runs of Argo
 images       what pods are made of, and nodes have
 preloads     which pods load images ahead, made or removed
+tiers        a limit of GPUs as a claim with tiers
 admission    what the webhook writes into a pod that is about to be made
                                                             (all of these are pure: time is an argument)
 session      a site (`egs_core.site`) that is told of the pods of a cluster

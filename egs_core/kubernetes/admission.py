@@ -1,4 +1,5 @@
-"""What the webhook writes into a pod that is about to be made: our gate, its release-by time, a priority class.
+"""What the webhook writes into a pod that is about to be made: our gate, its release-by time, a priority class; and,
+beside this module, a claim (`claims`).
 
 Admission may call twice, so what is there already is not written again. Nothing that its author has set is changed.
 """
@@ -14,27 +15,37 @@ import msgspec
 from egs_core.kubernetes import names
 from egs_core.kubernetes.gates import RELEASE_BY_S
 from egs_core.kubernetes.pods import Object, items, moment, part, text
+from egs_core.kubernetes.tiers import ClaimRule
 
 Patch = list[dict[str, Any]]
 
 
 class Rules(msgspec.Struct, frozen=True):
     """What a site wants written. release_by_s: how long a gate may stay; priority_class: of pods that name none, "" for
-    none. It must be in the cluster: a pod that names a missing one is refused."""
+    none. It must be in the cluster: a pod that names a missing one is refused. claims: flavors that are claimed of
+    drivers (DRA) in the place of a limit (`claims`)."""
 
     release_by_s: float = RELEASE_BY_S
     priority_class: str = ""
+    claims: tuple[ClaimRule, ...] = ()
 
 
 def patch_of(pod: Object, rules: Rules, now: float) -> Patch:
     """The patch (JSON Patch) for a pod; empty where there is nothing to do. now: Unix time."""
     meta, spec = part(pod, "metadata"), part(pod, "spec")
     labels = part(meta, "labels")
-    if not text(labels, names.WORKLOAD) or names.PRELOAD in labels or spec.get("nodeName"):
+    if not is_served(pod):
         return []
     queued = bool(text(labels, names.QUEUE))  # Kueue holds it back itself
     gating = [] if queued else _gate(meta, spec, now + rules.release_by_s)
     return [*gating, *_priority(spec, rules)]
+
+
+def is_served(pod: Object) -> bool:
+    """Whether anything is written into such a pod."""
+    labels = part(part(pod, "metadata"), "labels")
+    is_ours = bool(text(labels, names.WORKLOAD)) and names.PRELOAD not in labels
+    return is_ours and not part(pod, "spec").get("nodeName")
 
 
 def _gate(meta: Object, spec: Object, until: float) -> Patch:

@@ -100,8 +100,10 @@ class Cluster:
     def get(self, kind: Kind, name: str, namespace: str = "") -> dict[str, Any]:
         return self._call("GET", kind.path(namespace, name))
 
-    def create(self, kind: Kind, body: dict[str, Any], namespace: str = "") -> dict[str, Any]:
-        return self._call("POST", kind.path(namespace), body)
+    def create(
+        self, kind: Kind, body: dict[str, Any], namespace: str = "", timeout_s: float = TIMEOUT_S
+    ) -> dict[str, Any]:
+        return self._call("POST", kind.path(namespace), body, read_s=timeout_s)
 
     def replace(self, kind: Kind, name: str, body: dict[str, Any], namespace: str = "") -> dict[str, Any]:
         return self._call("PUT", kind.path(namespace, name), body)
@@ -158,8 +160,10 @@ class Cluster:
         finally:
             answer.close()
 
-    def _call(self, method: str, path: str, body: Body | None = None, how: str = "") -> dict[str, Any]:
-        answer = self._send(method, path, body, how)
+    def _call(
+        self, method: str, path: str, body: Body | None = None, how: str = "", read_s: float = TIMEOUT_S
+    ) -> dict[str, Any]:
+        answer = self._send(method, path, body, how, read_s)
         try:
             found = json.loads(answer.data)
         except Exception as error:
@@ -185,7 +189,7 @@ class Cluster:
                 auth_settings=["BearerToken"],
                 _preload_content=False,
                 _return_http_data_only=True,
-                _request_timeout=(TIMEOUT_S, read_s),
+                _request_timeout=(min(TIMEOUT_S, read_s), read_s),
             )
         except Exception as error:  # the client's own, or of the connection
             self._hear(getattr(error, "headers", None), asked_at)

@@ -14,6 +14,7 @@ from typing import Any
 
 from egs_core.kubernetes import names, placeholders
 from egs_core.kubernetes.preloads import COMMAND, CONFINED, DEADLINE_S, LIMITS, MOST_IMAGES, NO_SIDECAR, NOBODY
+from egs_core.kubernetes.tiers import NAME as CLAIM_NAME
 
 Object = dict[str, Any]
 API = "admissionregistration.k8s.io/v1"
@@ -260,11 +261,42 @@ def placeholder_rules(namespace: str, image: str) -> tuple[tuple[str, str], ...]
     )
 
 
+def template_rules(classes: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """What may be made as a template of claims: devices of these classes by tiers, which give no administrator's
+    access, and no parameters for a driver."""
+    devices = f"{_NEW}.spec.devices"
+    return (
+        (f"object.metadata.name.startsWith('{CLAIM_NAME}-')", "the template has another name"),
+        (
+            _only("object.metadata", tuple(name for name in _META if name != "ownerReferences"))
+            + " && has(object.metadata.labels) && object.metadata.labels == {'app.kubernetes.io/name': 'egs'}",
+            "the template has annotations, finalizers, owners or other labels",
+        ),
+        (
+            f"!has({_NEW}.metadata) || dyn({_NEW}.metadata).all(k, k in [])",
+            "its claims would have labels or annotations",
+        ),
+        (f"{_only(devices, ('requests',))} && {devices}.requests.size() == 1", "it is more than one request"),
+        (
+            f"{devices}.requests.all(r, {_only('r', ('name', 'firstAvailable'))} && has(r.firstAvailable)"
+            f" && r.firstAvailable.all(t, t.deviceClassName in {list(classes)}"
+            f" && {_only('t', ('name', 'deviceClassName', 'selectors', 'allocationMode', 'count'))}"
+            " && has(t.allocationMode) && t.allocationMode == 'ExactCount'))",
+            "it asks for more than a number of devices of the classes that the webhook claims of",
+        ),
+    )
+
+
 def policies(
-    accounts: dict[str, str], *, preloads: bool = False, placeholder: Sequence[tuple[str, str]] = ()
+    accounts: dict[str, str],
+    *,
+    preloads: bool = False,
+    placeholder: Sequence[tuple[str, str]] = (),
+    classes: Sequence[str] = (),
 ) -> list[Object]:
     """The policies and their bindings. accounts: by name the namespace of each; preloads: with what holds the right to
-    make pods to these; placeholder: the rules that hold it to placeholders, where they may be made."""
+    make pods to these; placeholder: the rules that hold it to placeholders, where they may be made; classes: of devices
+    that templates of claims may name, where these may be made."""
     users = ", ".join(f"'system:serviceaccount:{where}:{name}'" for name, where in accounts.items())
     pods = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": ["pods"]}
     gone, made = pods | {"operations": ["DELETE"]}, pods | {"operations": ["CREATE"]}
@@ -273,6 +305,12 @@ def policies(
         "apiVersions": ["*"],
         "operations": ["UPDATE"],
         "resources": ["workloads"],
+    }
+    templates = {
+        "apiGroups": ["resource.k8s.io"],
+        "apiVersions": ["v1"],
+        "operations": ["CREATE"],
+        "resources": ["resourceclaimtemplates"],
     }
     is_placeholder = f"has(object.metadata.labels) && '{names.PLACEHOLDER}' in object.metadata.labels"
     # with both, each policy has its own kind; what is of neither is the preloads'
@@ -285,6 +323,7 @@ def policies(
         (f"{names.CONTROLLER}-raises", WORKLOAD_RULES, kueue, []),
         *([(f"{names.CONTROLLER}-preloads", PRELOAD_RULES, made, theirs)] if preloads else []),
         *([(f"{names.CONTROLLER}-placeholders", placeholder, made, own)] if placeholder else []),
+        *([(f"{names.CONTROLLER}-claims", template_rules(classes), templates, [])] if classes else []),
     ):
         by = {"name": "by-egs", "expression": f"request.userInfo.username in [{users}]"}
         spec = {

@@ -9,11 +9,13 @@ import msgspec
 
 from egs_core.kubernetes import gates, names
 from egs_core.kubernetes.capacity import Ahead
-from egs_core.kubernetes.cluster import PODS, WEBHOOKS, ApiError, Cluster
+from egs_core.kubernetes.cluster import CLAIM_TEMPLATES, PODS, WEBHOOKS, ApiError, Cluster
 from egs_core.kubernetes.manifests import KINDS, Installation, objects
 from egs_core.kubernetes.overdue import open_all
 from egs_core.kubernetes.pods import Object, pod_of
 from egs_core.kubernetes.preloads import preload_of
+from egs_core.kubernetes.tiers import NAME as CLAIM_NAME
+from egs_core.kubernetes.tiers import ClaimRule
 
 QUIET_ROUNDS = 3
 Say = Callable[[str], None]
@@ -24,13 +26,14 @@ def leave(cluster: Cluster, of: Installation, say: Say, wait: Callable[[float], 
     _delete(cluster, WEBHOOKS.plural, "MutatingWebhookConfiguration", names.CONTROLLER, "", say)
     if failed := _open_until_quiet(cluster, of.serve, say, wait):
         return failed
-    all_of_it = msgspec.structs.replace(of, preloads=True, ahead=Ahead(most=1))
+    all_of_it = msgspec.structs.replace(of, preloads=True, ahead=Ahead(most=1), claims=(ClaimRule("any", "any"),))
     for one in reversed(objects(all_of_it)):
         if one["kind"] not in ("Namespace", "MutatingWebhookConfiguration"):
             meta = one["metadata"]
             _delete(cluster, KINDS[one["kind"]].plural, one["kind"], meta["name"], meta.get("namespace", ""), say)
     _delete_made(cluster, names.PRELOAD, say, lambda raw: preload_of(raw) is not None)
     _delete_made(cluster, names.PLACEHOLDER, say, lambda raw: pod_of(raw).is_placeholder)
+    _delete_templates(cluster, say)
     say(f"namespace {of.namespace} is left: others may use it")
     return 0
 
@@ -60,6 +63,25 @@ def _delete_made(cluster: Cluster, label: str, say: Say, is_its: Callable[[Objec
                 if error.status not in (404, 409):
                     raise
             say(f"pods/{one.name}: deleted")
+
+
+def _delete_templates(cluster: Cluster, say: Say) -> None:
+    """Of claims: those of pods that are there are made by now."""
+    try:
+        found = cluster.list(CLAIM_TEMPLATES, labels="app.kubernetes.io/name=egs")[0]
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        return  # a cluster without DRA
+    for one in found:
+        name, namespace = one["metadata"]["name"], one["metadata"]["namespace"]
+        if name.startswith(f"{CLAIM_NAME}-"):
+            try:
+                cluster.delete(CLAIM_TEMPLATES, name, namespace)
+            except ApiError as error:
+                if error.status != 404:
+                    raise
+            say(f"resourceclaimtemplates/{name}: deleted")
 
 
 def _delete(cluster: Cluster, plural: str, kind: str, name: str, namespace: str, say: Say) -> None:

@@ -15,6 +15,7 @@ from egs_core.kubernetes.cluster import Kind
 from egs_core.kubernetes.gates import RELEASE_BY_S
 from egs_core.kubernetes.guard import API as ADMISSION
 from egs_core.kubernetes.guard import placeholder_rules, policies
+from egs_core.kubernetes.tiers import ClaimRule, said
 
 Object = dict[str, Any]
 RBAC = "rbac.authorization.k8s.io"
@@ -50,7 +51,7 @@ class Installation(msgspec.Struct, frozen=True):
     the controller's; preempts: it may delete pods that make way; preloads: it may make pods that load images; ahead:
     and so many that stand for what needs a node. url: of the site server that it joins; token_secret: the Secret with
     its token, under `token`; queue: its `EGS_QUEUE`; ca: the ConfigMap with the certificates that its `EGS_CA` names,
-    under `ca.crt`."""
+    under `ca.crt`. claims: what its webhook claims in the place of limits."""
 
     image: str = ""
     namespace: str = names.SYSTEM
@@ -64,6 +65,7 @@ class Installation(msgspec.Struct, frozen=True):
     queue: str = ""
     ca: str = ""
     ahead: Ahead = Ahead()
+    claims: tuple[ClaimRule, ...] = ()
 
 
 def objects(of: Installation) -> list[Object]:
@@ -80,6 +82,7 @@ def objects(of: Installation) -> list[Object]:
             dict.fromkeys((names.CONTROLLER, names.OVERDUE), of.namespace),
             preloads=of.preloads,
             placeholder=placeholder_rules(of.namespace, of.ahead.image) if of.ahead.most else (),
+            classes=sorted({one.device_class for one in of.claims}),
         ),
         *([_priority_class(names.PRELOAD_CLASS, PRELOAD_PRIORITY, _ABOUT_PRELOADS)] if of.preloads else []),
         *(_for_placeholders(of) if of.ahead.most else []),
@@ -120,6 +123,8 @@ def _rights(of: Installation) -> list[Object]:
     makes = [_rule("", ["pods"], ["create", "delete"])]
     if of.preloads:
         changes += makes
+    if of.claims:
+        changes.append(_rule("resource.k8s.io", ["resourceclaimtemplates"], ["create"]))
     return [
         *_granted(names.CONTROLLER, "", controller, names.CONTROLLER, here),
         *_granted(f"{names.CONTROLLER}-lease", here, lease, names.CONTROLLER, here),
@@ -162,7 +167,8 @@ def _deployment(of: Installation) -> Object:
     host = f"{names.CONTROLLER}.{of.namespace}.svc"
     arguments = ["kubernetes", "controller", "--webhook-host", host, f"--webhook-port={PORT}", *_stated(of)]
     chosen = {"--preempt": of.preempts, "--preload": of.preloads}
-    more = [*(one for one, is_chosen in chosen.items() if is_chosen), *_stated_ahead(of.ahead), *of.arguments]
+    more = [*(one for one, is_chosen in chosen.items() if is_chosen), *_stated_ahead(of.ahead)]
+    more += [*(f"--claim={said(one)}" for one in of.claims), *of.arguments]
     pod = _pod_spec(of, names.CONTROLLER, [*arguments, "--lease-namespace", of.namespace, *more])
     probe = {"httpGet": {"path": "/healthz", "port": PORT, "scheme": "HTTPS"}, "periodSeconds": 5}
     if of.url:
@@ -268,7 +274,7 @@ def _webhook(of: Installation) -> Object:
         },
         "failurePolicy": "Ignore",
         "timeoutSeconds": 1,
-        "sideEffects": "None",
+        "sideEffects": "NoneOnDryRun" if of.claims else "None",
         "reinvocationPolicy": "Never",
         "matchPolicy": "Equivalent",
         "namespaceSelector": {"matchExpressions": [chosen]},

@@ -163,7 +163,7 @@ def pod_of(raw: Object) -> Pod:
     gates = [text(one, "name") for one in items(spec, "schedulingGates")]
     waits_at, _, waits = text(notes, names.WAITS).partition(" ")
     opened_at, _, opened_for = text(notes, names.OPENED).partition(" ")
-    hints, deadline_s = _hints(notes), number(spec.get("activeDeadlineSeconds"))
+    hints, deadline_s = hints_of(notes), number(spec.get("activeDeadlineSeconds"))
     claims = _claims(spec, status)
     return Pod(
         uid=text(meta, "uid"),
@@ -364,7 +364,8 @@ def _where(spec: Object) -> str:
     return json.dumps({key: value for key, value in stated.items() if value}, sort_keys=True, default=str)
 
 
-def _hints(notes: Object) -> Object:
+def hints_of(notes: Object) -> Object:
+    """What compilers write of a task, from its annotations; empty where that cannot be read."""
     try:
         found = json.loads(text(notes, names.HINTS) or "{}")
     except ValueError:

@@ -16,13 +16,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from egs_core.kubernetes import names
-from egs_core.kubernetes.admission import Patch, Rules, patch_of, review_of
+from egs_core.kubernetes.admission import Patch, Rules, is_served, patch_of, review_of
 from egs_core.kubernetes.certificate import RENEW_S, load_into, new_certificate
-from egs_core.kubernetes.cluster import JSON_PATCH, PRIORITY_CLASSES, WEBHOOKS, ApiError, Cluster
-from egs_core.kubernetes.pods import part, text
+from egs_core.kubernetes.cluster import CLAIM_TEMPLATES, JSON_PATCH, PRIORITY_CLASSES, WEBHOOKS, ApiError, Cluster
+from egs_core.kubernetes.pods import Object, part, text
+from egs_core.kubernetes.tiers import claimed
 
 MOST_BYTES = 4 << 20
 LOOK_S = 30.0
+MADE_S = 0.3
+"""So long it is waited for a template of claims: of the second that the API server waits for an answer."""
 CA = "/webhooks/0/clientConfig/caBundle"
 
 
@@ -82,12 +85,28 @@ class Webhook:
             rules = self._rules if self._has_class else Rules(self._rules.release_by_s)
             pod = part(request, "object")
             patch = patch_of(pod, rules, self._cluster.now())
+            claim, about = self._claim(pod, text(request, "namespace"), is_tried=bool(request.get("dryRun")))
+            patch += claim
             if patch and not request.get("dryRun"):
                 meta = part(pod, "metadata")
                 name = text(meta, "name") or text(meta, "generateName")
                 paths = ", ".join(str(one["path"]) for one in patch)
-                self._say(f"pod {text(request, 'namespace')}/{name}: {paths}")
+                self._say(f"pod {text(request, 'namespace')}/{name}: {paths}{about}")
         return review_of(review, patch)
+
+    def _claim(self, pod: Object, namespace: str, *, is_tried: bool) -> tuple[Patch, str]:
+        """A claim in the place of the pod's limit, once its template is there; none where that cannot be made."""
+        found = claimed(pod, self._rules.claims) if self._rules.claims and is_served(pod) else None
+        if found is None:
+            return [], ""
+        try:
+            if not is_tried:
+                self._cluster.create(CLAIM_TEMPLATES, found.template, namespace, MADE_S)
+        except ApiError as error:
+            if error.status != 409:  # it is there
+                self._note(f"claims: {namespace}: {error}: the limit stays")
+                return [], ""
+        return found.patch, f" ({found.about})"
 
     # --- its certificate, and the class that it writes ---
 

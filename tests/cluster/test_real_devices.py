@@ -4,14 +4,23 @@ device, as no kubelet runs the pods."""
 
 from __future__ import annotations
 
+import threading
+import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from egs_core.kubernetes.cluster import CLAIM_TEMPLATES, CLAIMS, DEVICE_CLASSES, PODS, SLICES
-from tests.cluster.real import Site, controlled, until
+from egs_core.kubernetes import names
+from egs_core.kubernetes.admission import Rules
+from egs_core.kubernetes.cluster import CLAIM_TEMPLATES, CLAIMS, DEVICE_CLASSES, PODS, SLICES, WEBHOOKS, ApiError, Kind
+from egs_core.kubernetes.leaving import leave
+from egs_core.kubernetes.manifests import objects
+from egs_core.kubernetes.tiers import ClaimRule, template_of
+from egs_core.kubernetes.webhook import Webhook
+from tests.cluster.real import Site, controlled, understood, until
 from tests.cluster.test_real_cluster import pytestmark
 from tests.unit.kubernetes.made_devices import (
     DRIVER,
@@ -25,6 +34,7 @@ from tests.unit.kubernetes.made_devices import (
     template,
     tiers,
 )
+from tests.unit.kubernetes.test_tiers import unwanted
 
 __all__ = ["pytestmark"]
 
@@ -71,6 +81,25 @@ class Driven:
     def close(self) -> None:
         for kind, name in self._made:
             self.admin.delete(kind, name)
+
+
+@contextmanager
+def hooked(site: Site, *rules: ClaimRule) -> Iterator[list[str]]:
+    """The webhook, under the controller's account, called by its URL: what it says."""
+    said: list[str] = []
+    (config,) = [one for one in objects(site.of) if one["kind"] == "MutatingWebhookConfiguration"]
+    site.admin.delete(WEBHOOKS, names.CONTROLLER)
+    cluster, lives = site.account(names.CONTROLLER), threading.Event()
+    hook = Webhook(cluster, Rules(600.0, claims=rules), ["127.0.0.1"], lives.is_set, said.append, ("127.0.0.1", 0))
+    config["webhooks"][0]["clientConfig"] = {"url": f"https://127.0.0.1:{hook.port}/pods"}
+    site.admin.create(WEBHOOKS, config)
+    lives.set()
+    hook.start()
+    try:
+        until(lambda: site.admin.get(WEBHOOKS, names.CONTROLLER)["webhooks"][0]["clientConfig"].get("caBundle"))
+        yield said
+    finally:
+        hook.stop()
 
 
 @pytest.fixture
@@ -122,7 +151,7 @@ def test_each_gets_the_kind_that_it_asks_for(driven: Driven) -> None:
     site = driven.site
     driven.template("slice", request(of=driven.slices))
     driven.template("t4", {"name": "gpus", "exactly": exactly(1, IS_T4, of=driven.gpus)})
-    for name, of, rank in (("s1", "slice", 9), ("s2", "slice", 1), ("t1", "t4", 8), ("t2", "t4", 2)):
+    for name, of, rank in (("s1", "slice", 9000), ("s2", "slice", 5000), ("t1", "t4", 8000), ("t2", "t4", 6000)):
         driven.add(name, of, rank=rank, predicted=3600)
     with controlled(site):
         until(lambda: driven.device("s1") and driven.device("t1"))
@@ -135,7 +164,7 @@ def test_tiers_are_tried_in_their_order_by_the_scheduler(driven: Driven) -> None
     """A100, else T4: two of three pods start, the first one on the first tier."""
     site = driven.site
     driven.template("either", tiers(exactly(1, IS_A100, of=driven.gpus), exactly(1, IS_T4, of=driven.gpus)))
-    for name, rank in (("p1", 9), ("p2", 8), ("p3", 7)):
+    for name, rank in (("p1", 9000), ("p2", 8000), ("p3", 7000)):
         driven.add(name, "either", rank=rank, predicted=3600)
     with controlled(site):
         until(lambda: site.pods()["p1"].node and site.pods()["p2"].node)
@@ -148,7 +177,7 @@ def test_a_limit_that_a_class_stands_for_is_counted(driven: Driven) -> None:
     site = driven.site
     limits = {"cpu": "1", f"{site.name}.example.com/gpu": "1"}
     spec = {"containers": [{"name": "main", "image": "image:1", "resources": {"limits": limits}}]}
-    for name, rank in (("p1", 9), ("p2", 8), ("p3", 7)):
+    for name, rank in (("p1", 9000), ("p2", 8000), ("p3", 7000)):
         site.add(name, spec=spec, rank=rank, predicted=3600)
     with controlled(site):
         until(lambda: site.pods()["p1"].node and site.pods()["p2"].node)
@@ -171,10 +200,84 @@ def test_what_a_pod_of_others_has_is_not_given_again(driven: Driven) -> None:
     foreign = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "foreign", "namespace": site.name}, "spec": spec}
     site.admin.create(PODS, foreign, site.name)
     until(lambda: driven.device("foreign"))
-    driven.add("p1", "one", rank=9, predicted=3600)
-    driven.add("p2", "one", rank=8, predicted=3600)
+    driven.add("p1", "one", rank=9000, predicted=3600)
+    driven.add("p2", "one", rank=8000, predicted=3600)
     with controlled(site):
         until(lambda: site.pods()["p1"].node)
         assert gated(site) == {"p2"}
         site.end("foreign")
         until(lambda: site.pods()["p2"].node)
+
+
+@pytest.fixture
+def tiered(tmp_path: Path) -> Iterator[Driven]:
+    """A site whose webhook may make templates: a GPU of each kind, and a class of both."""
+    name = f"egs-test-{uuid.uuid4().hex[:8]}-tiers"
+    rules = tuple(ClaimRule(flavor, name) for flavor in ("a100", "t4"))
+    found = Site(tmp_path, gpus=0, claims=rules)
+    try:
+        found.apply()
+        driven = Driven(found, gpu("gpu-0"), gpu("gpu-1", T4, "15Gi"))
+        driven._create(DEVICE_CLASSES, device_class(name))
+        try:
+            yield driven
+        finally:
+            driven.close()
+    finally:
+        found.close()
+
+
+def test_a_limit_is_claimed_by_tiers_and_pods_start_in_the_engines_order(tiered: Driven) -> None:
+    """Three pods with a limit of one GPU, which no node has, and the hint `flavors: [t4, a100]`: the first has the T4,
+    the second the A100, the third waits for its turn and gets what is given back. A limit without flavors stays."""
+    site, hints = tiered.site, {"flavors": ["t4", "a100"]}
+    with hooked(site, *site.of.claims) as said, controlled(site):
+        until(lambda: site.add(f"probe-{uuid.uuid4().hex[:8]}", gate=False).is_gated)
+        for name in ("p1", "p2", "p3"):
+            site.add(name, gate=False, gpus=1, hints=hints, predicted=3600)
+            if name != "p3":
+                until(lambda n=name: site.pods()[n].node)  # type: ignore[misc]  # one each
+        assert (tiered.device("p1"), tiered.device("p2")) == ("gpu-1", "gpu-0")
+        site.add("plain", gate=False, gpus=1, predicted=3600)
+        assert gated(site) >= {"p3"}
+        site.end("p1")
+        until(lambda: site.pods()["p3"].node)
+        until(lambda: tiered.device("p3") == "gpu-1")
+    (one,) = site.admin.list(CLAIM_TEMPLATES, site.name)[0]
+    assert sum(f"is claimed of {one['metadata']['name']} (t4, else a100)" in line for line in said) == 3
+    plain = site.admin.get(PODS, "plain", site.name)["spec"]
+    assert "resourceClaims" not in plain
+    assert plain["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    leave(site.admin, site.of, lambda _: None, lambda _: None)
+    assert site.admin.list(CLAIM_TEMPLATES, site.name)[0] == []
+
+
+def test_its_account_makes_such_templates_and_no_others(tiered: Driven) -> None:
+    """Each that would gain anything is refused, by the policy or by what the API server itself checks; so are reading
+    and deleting them."""
+    site = tiered.site
+    cluster, kind = (
+        site.account(names.CONTROLLER),
+        Kind("/apis/resource.k8s.io/v1", "resourceclaimtemplates?dryRun=All"),
+    )
+    assert f"{names.CONTROLLER}-claims" in understood(site)
+    raw = template_of(list(site.of.claims), 1)
+
+    def refused(body: dict[str, Any]) -> bool:
+        try:
+            cluster.create(kind, body, site.name)
+        except ApiError as error:
+            return error.status in (403, 422)
+        return False
+
+    tried = unwanted(raw)
+    until(lambda: refused(tried["another name"]))  # in force a moment after it was made
+    assert not refused(raw)
+    assert [what for what, body in tried.items() if not refused(body)] == []
+    cluster.create(CLAIM_TEMPLATES, raw, site.name)
+    for act in (
+        lambda: cluster.list(CLAIM_TEMPLATES, site.name),
+        lambda: cluster.delete(CLAIM_TEMPLATES, raw["metadata"]["name"], site.name),
+    ):
+        with pytest.raises(ApiError, match="403"):
+            act()

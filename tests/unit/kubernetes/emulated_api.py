@@ -187,6 +187,8 @@ class _Handler(BaseHTTPRequestHandler):
             body["metadata"].setdefault("namespace", namespace)
         if plural == "selfsubjectreviews":
             self._answer(201, {"status": {"userInfo": {"username": "ann"}}})
+        elif plural in self.server_api.absent | self.server_api.forbidden:
+            self._refuse(404 if plural in self.server_api.absent else 403, "not found, or not allowed")
         elif self.server_api.refused:
             self.server_api.refused -= 1
             self._refuse(500, "failed calling webhook")

@@ -116,7 +116,7 @@ class Refusing(Cluster):
 
     asked = 0
 
-    def create(self, kind: Kind, body: dict[str, Any], namespace: str = "") -> dict[str, Any]:  # noqa: ARG002  # the cluster's names
+    def create(self, kind: Kind, body: dict[str, Any], namespace: str = "", timeout_s: float = 15.0) -> dict[str, Any]:  # noqa: ARG002  # the cluster's names
         self.asked += 1
         raise ApiError(403, "no right")
 

@@ -38,7 +38,7 @@ def applied(raw: dict[str, Any], patch: list[dict[str, Any]]) -> dict[str, Any]:
         *way, last = [step.replace("~1", "/").replace("~0", "~") for step in one["path"].split("/")[1:]]
         place: Any = made
         for step in way:
-            place = place[step]
+            place = place[int(step)] if isinstance(place, list) else place[step]
         if one["op"] == "remove":
             del place[last]
         elif last == "-":

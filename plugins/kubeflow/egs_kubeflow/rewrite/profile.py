@@ -20,13 +20,18 @@ written:
     namespace: team-a                        # where pipelines run
     pools:
       - {name: cpu, selector: {pool: cpu}}
-      - {name: a100, selector: {pool: a100}, accelerator: nvidia.com/gpu, device_class: gpu.nvidia.com}  # for DRA
+      - name: a100
+        selector: {pool: a100}
+        accelerator: nvidia.com/gpu
+        device_class: gpu.nvidia.com         # where drivers hand GPUs out (DRA)
+        flavor: a100                         # beginning of the product's name, for the hint `flavors`
     cluster_queues:                          # of Kueue, with their flavors: the pools
       - name: shared
         cohort: all
         quotas: {cpu: {cpus: 64, memory: 256GiB}, a100: {cpus: 48, memory: 512GiB, gpus: 8}}
     queues: [{name: team, cluster_queue: shared}]
     priority_classes: [{name: urgent, at_least: 10, value: 1000}]
+    claims: true                             # limits of tasks with flavors become claims of these classes (a webhook)
     preload: {takes: 2min, deadline: 10min}  # how long an image takes to pull; when a preload is given up
 """
 
@@ -295,6 +300,14 @@ class Profile(_Part):
     """How preloads are planned."""
     capacity: CapacityRules = CapacityRules()
     """How the controller asks for nodes ahead of need."""
+    claims: StrictBool = False
+    """The webhook claims GPUs of a task that names flavors in the place of its limit, of the pools' device classes."""
+
+    @model_validator(mode="after")
+    def _has_what_is_claimed(self) -> Profile:
+        if self.claims and not _claimed_pools(self):
+            raise ValueError("claims: no pool has a flavor and a device_class")
+        return self
 
     @model_validator(mode="after")
     def _is_unambiguous(self) -> Profile:
@@ -372,6 +385,10 @@ def parse_profile(text: str, place: str = "profile") -> Profile:
     return profile
 
 
+def _claimed_pools(site: Profile) -> list[Pool]:
+    return [pool for pool in site.pools if pool.device_class and pool.flavor]
+
+
 def cluster_profile(site: Profile) -> ClusterProfile:
     """What of a site a cluster can be held against. A queue counts where pods get its label."""
     pools = [
@@ -396,6 +413,7 @@ def cluster_profile(site: Profile) -> ClusterProfile:
         site.capacity.placeholders,
         site.capacity.node_takes,
         site.capacity.image,
+        tuple([(pool.flavor, pool.device_class) for pool in _claimed_pools(site)]) if site.claims else (),
     )
 
 
