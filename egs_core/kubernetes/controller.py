@@ -41,7 +41,7 @@ from egs_core.kubernetes.writing import Writers
 
 STEP_S = 1.0
 HEALTHY_S = 10.0
-OPENING, OPENING_S = 4.0, 2.0
+OPENING, OPENING_S = 4.0, 5.0
 """What is granted is opened for so many times as long as the step has taken before, and for no longer than this."""
 PLACED_S = 0.02
 FORBIDDEN = "ApiError: 403"
@@ -252,6 +252,7 @@ class Controller:
             for uid in (done := self._open(found)):
                 session.applied(uid)
             opened.update(done)
+            self._stepped_at = time.monotonic()  # it goes round: new pods may be gated meanwhile
             latest = self._pods.items()
             for uid in opened:
                 pods[uid] = latest[uid] if uid in latest else msgspec.structs.replace(pods[uid], is_gated=False, run="")

@@ -34,6 +34,8 @@ KILLS = int(os.environ.get("EGS_TEST_KILLS", "20"))
 SEED = int(os.environ.get("EGS_TEST_SEED", "1"))
 RESTART = os.environ.get("EGS_TEST_RESTART", "")
 CHANGES_OF_LEADER, RESTARTS = 3, 2
+LONG = pytest.mark.timeout(300 + 15 * KILLS)
+"""A kill takes a few seconds where much else runs: two hundred take longer than a test usually has."""
 
 
 class Way:
@@ -208,6 +210,7 @@ def staged(folder: Path, seed: int) -> Iterator[Scene]:
         site.close()
 
 
+@LONG
 def test_no_device_is_given_twice_whenever_the_controller_is_killed(tmp_path: Path) -> None:
     """By SIGKILL at random moments of its life, `EGS_TEST_KILLS` times, while its watches and requests are cut off, or
     the API server cannot be reached for a moment."""

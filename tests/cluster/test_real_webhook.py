@@ -16,7 +16,7 @@ from egs_core.kubernetes.manifests import objects
 from egs_core.kubernetes.webhook import Webhook
 from tests.cluster.real import FILE, Site, controlled, until
 from tests.cluster.test_real_cluster import pytestmark
-from tests.cluster.test_real_faults import KILLS, SEED, Scene, staged
+from tests.cluster.test_real_faults import KILLS, LONG, SEED, Scene, staged
 
 __all__ = ["pytestmark"]
 
@@ -55,6 +55,7 @@ def unfinished(scene: Scene) -> int:
     return sum(not one.is_over for one in scene.pods())
 
 
+@LONG
 def test_no_pod_is_refused_or_forgotten_whenever_the_webhook_is_killed(tmp_path: Path) -> None:
     """By SIGKILL at random moments of its life, `EGS_TEST_KILLS` times; the next one has another certificate. The API
     server counts the calls that nobody answered: so many pods have no gate, and no more. All end."""
