@@ -85,6 +85,7 @@ def states(result: RunResult) -> dict[str, str]:
         (pipelines.variables, {}, "of the task"),
         (pipelines.sharing, {}, "by the first"),
     ],
+    ids=["nested", "files", "pairs", "tables", "head", "large", "tail", "twice", "opted", "variables", "sharing"],
 )
 def test_every_construct_gives_its_result(runner: Run, pipeline: Any, arguments: dict[str, Any], output: Any) -> None:
     """Nested DAGs, loops of both kinds, fields, Collected, OneOf, files, variables of the right task, the workspace."""

@@ -76,7 +76,7 @@ def _run(seed: int) -> list[tuple[float, m.Decision]]:
     return out
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, *[pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3)]])
 def test_decisions_are_those_of_asking_each_time(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every decision and its time are the same where nothing is remembered, and much was."""
     spared, holds = [0], Refusals.holds

@@ -125,7 +125,7 @@ def simulate(seed: int, kind: type[TwoHosts] = TwoHosts) -> TwoHosts:
     return world
 
 
-@pytest.mark.parametrize("first", [5, 10])
+@pytest.mark.parametrize("first", [5, pytest.param(10, marks=pytest.mark.slow)])
 def test_no_device_of_either_host_is_given_twice_and_every_run_ends(first: int) -> None:
     """And the faults happen: the host was silent now and then, servers were started again, and commands ran there."""
     worlds = [simulate(seed) for seed in range(first, first + 10)]
@@ -135,7 +135,7 @@ def test_no_device_of_either_host_is_given_twice_and_every_run_ends(first: int) 
     assert sum(world.crashes for world in worlds) >= len(worlds)
 
 
-@pytest.mark.parametrize("first", [5, 10])
+@pytest.mark.parametrize("first", [5, pytest.param(10, marks=pytest.mark.slow)])
 def test_requests_over_both_hosts(first: int) -> None:
     """They start together or not at all, are evicted and begin again, end, and their commands with them, whatever of
     both hosts, the server and the network fails."""
@@ -148,8 +148,14 @@ def test_requests_over_both_hosts(first: int) -> None:
     assert any(run.evictions for run in runs if run.is_request)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "first"), [(TwoHosts, 1000), (TwoHosts, 1250), (RequestsOverBoth, 2000)])
+@pytest.mark.parametrize(
+    ("kind", "first"),
+    [
+        pytest.param(TwoHosts, 1000, marks=pytest.mark.slow),
+        pytest.param(TwoHosts, 1250, marks=pytest.mark.long),
+        pytest.param(RequestsOverBoth, 2000, marks=pytest.mark.slow),
+    ],
+)
 def test_many_more_seeds(kind: type[TwoHosts], first: int) -> None:
     for seed in range(first, first + 250):
         simulate(seed, kind)

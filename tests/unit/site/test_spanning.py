@@ -102,7 +102,7 @@ def draw_queues(chance: random.Random) -> list[QueueSpec]:
     return queues
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", [*range(20), *[pytest.param(n, marks=pytest.mark.slow) for n in range(20, 60)]])
 def test_any_pools_and_queues(seed: int) -> None:
     """Pools that come and go, work of all sizes in all queues: quotas hold over all of them after each event, no idle
     quota is withheld where there is room, transitions fold, and all that can ever start has its end."""
