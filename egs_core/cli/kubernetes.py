@@ -321,7 +321,7 @@ def leave(
     Changes in the cluster, in this order: the webhook's configuration is deleted; the gate `egs.io/order` is taken off
     every pod that has it (with --serve, in these namespaces); what `egs kubernetes manifests` has printed (with the
     same --namespace and --serve) is deleted, but for the namespace; the pods with which images were loaded ahead are,
-    and placeholders. It may be repeated.
+    placeholders, and ResourceClaimTemplates `egs-gpus-…`. It may be repeated.
     """
     from egs_core.kubernetes.cluster import ApiError, Cluster
     from egs_core.kubernetes.leaving import leave as go

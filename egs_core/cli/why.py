@@ -59,13 +59,13 @@ def why(
 ) -> None:
     """Explain why a task of a run waited: for what in each phase, how long, and what then let it start."""
     if not tasks:
-        if not NUMBER.fullmatch(str(file)) and (file.exists() or find_address() is None):
+        if not NUMBER.fullmatch(str(file)) and (find_address() is None or _is_pipeline(file)):
             _need_a_task(file)
         try:
             show_why(the_site(), str(file), as_json)
         except Refused as refusal:
-            is_file = refusal.status == 404 and not NUMBER.fullmatch(str(file))
-            raise EgsError(f"{refusal}{'; and there is no such file' if is_file else ''}") from None
+            is_no_file = refusal.status == 404 and not (NUMBER.fullmatch(str(file)) or file.exists())
+            raise EgsError(f"{refusal}{'; and there is no such file' if is_no_file else ''}") from None
         return
     labels: dict[str, str] = {}
     left: dict[str, int] = {}
@@ -91,6 +91,17 @@ def why(
             typer.echo(relabelled("\n".join(_lines(answer)), labels))
         for name, number in left.items():
             typer.echo(f"and {number} more named {name}, which waited less")
+
+
+def _is_pipeline(file: Path) -> bool:
+    """Whether it is a run log or a workload: a run of the site server may have the name of any other file here."""
+    if not file.is_file() or is_runlog(file):
+        return file.is_file()
+    try:
+        read_workload(file)
+    except EgsError:
+        return False
+    return True
 
 
 def _need_a_task(file: Path) -> None:

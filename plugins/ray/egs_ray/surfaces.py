@@ -52,7 +52,7 @@ _BY_HOOK = {
     "split": _WHOLE,
     "preload": _WHOLE,
     "gang": _WHOLE,
-    "preempt": "no: the references to its tasks are the script's, so nothing can take their place",
+    "preempt": "no: running tasks of a script are left alone",
     "limits": _WHOLE,
     "abort": "yes: GPU tasks and actors, by name and task (`egs abort`), and `pause` of those",
     "audit": "yes",

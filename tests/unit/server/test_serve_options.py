@@ -24,9 +24,9 @@ from tests.unit.server.served import UNTIL, content, shared_site
 site = pytest.fixture(scope="module")(shared_site)
 
 
-def test_what_a_user_mistakes_is_told(site: RealSite) -> None:
+def test_what_a_user_mistakes_is_told(site: RealSite, tmp_path: Path) -> None:
     """A command that is not there is told when it is asked for, not only when its turn has come; what runs was not
-    resumed; a run is meant by its name, too; and a file that is not there is said beside a run that is not."""
+    resumed; a run is meant by its name, too, also where a file has it; and a file that is not there is said beside a run that is not."""
     done = site.egs("run", "--gpus", "1", "--", "no-such-command")
     assert (done.returncode, done.stderr.splitlines()[0]) == (
         127,
@@ -36,7 +36,8 @@ def test_what_a_user_mistakes_is_told(site: RealSite) -> None:
     try:
         wait_for(lambda: site.told("why", run)["state"] == "running", "it runs")
         assert site.egs("resume", run).stdout.strip() == f"run {run} (rest): runs"
-        assert f"run {run} (rest, " in site.egs("why", "rest").stdout
+        (tmp_path / "rest").write_text("a script, and no run log")
+        assert f"run {run} (rest, " in site.egs("why", "rest", folder=tmp_path).stdout
         wait_for(lambda: site.egs("logs", "rest").stdout == "here\n", "its output is there")
         changed = site.egs("update", "rest", "--for", "500s")
         assert changed.stdout.startswith(f"run {run} (rest): changed"), changed.stderr

@@ -48,7 +48,7 @@ class Options(msgspec.Struct, frozen=True):
     cheapest within its deadline."""
     retry_out_of_memory: bool = False
     """Whether a task that ends for lack of a GPU's memory starts again on another flavor that it may have, each once,
-    where nodes are of several. Not for members of gangs, nor where a site server orders."""
+    where nodes are of several. Not for members of gangs, nor, of `egs_ray.run`, where a site server orders."""
     preload_timeout_s: float = 60.0
     """A preload that takes longer, in seconds, no longer delays its task."""
     residue_bytes: int = 0
