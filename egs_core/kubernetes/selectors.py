@@ -31,9 +31,9 @@ _SIGNS = {"&&": " and ", "||": " or ", "!": "~"}
 _NAMES = {"true": "True", "false": "False", "null": "None"}
 _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 _COSTLY = re.compile(r"\)[*+{]|\(\?(?!i\)|:)|\\[1-9]")
-_QUANTIFIERS = re.compile(r"[*+{]")
-MOST_QUANTIFIERS = 3
-MOST_PATTERN = 256
+_REPEATS, _CHOICES = re.compile(r"[*+{]"), re.compile(r"[?|]")
+MOST_REPEATS, MOST_CHOICES = 2, 10
+MOST_PATTERN, MOST_SEARCHED = 256, 64  # letters; a device's attribute has at most 64
 
 
 class Quantity(msgspec.Struct, frozen=True, order=True):
@@ -245,8 +245,8 @@ def _method(of: Any, name: str, arguments: list[Any]) -> Any:
 
 def _is_found(pattern: str, text: str) -> bool:
     """As far as it cannot take long: patterns are whoever's who may make a claim, and this is no RE2."""
-    is_costly = _COSTLY.search(pattern) or len(_QUANTIFIERS.findall(pattern)) > MOST_QUANTIFIERS
-    if is_costly or len(pattern) > MOST_PATTERN:
+    many = len(_REPEATS.findall(pattern)) > MOST_REPEATS or len(_CHOICES.findall(pattern)) > MOST_CHOICES
+    if _COSTLY.search(pattern) or many or len(pattern) > MOST_PATTERN or len(text) > MOST_SEARCHED:
         raise _NotKnownError
     try:
         return re.search(pattern, text) is not None

@@ -132,7 +132,7 @@ class Server:
         try:
             while True:
                 self._on_message(peer, peer.receive())
-        except (EOFError, OSError):
+        except Exception:  # the other end is gone, or of another version: it has said what cannot be read
             with self._guard:
                 self._peers.discard(peer)
             peer.close()

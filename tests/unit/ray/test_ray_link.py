@@ -204,3 +204,26 @@ def test_sending_to_a_closed_peer_raises_oserror(line: Line) -> None:
     forget(line.address)
     with pytest.raises(OSError, match=r".+"):
         peer.send({"m": "late"})
+
+
+def test_what_cannot_be_read_ends_its_line() -> None:
+    """A worker of another version, whose words its reader does not know, is as one that is gone: what it had asked for
+    is not kept for it."""
+
+    def read(_peer: Peer, message: Message) -> None:
+        seen.put(message["strategy"])
+
+    seen: queue.Queue[str] = queue.Queue()
+    gone: queue.Queue[Peer] = queue.Queue()
+    server = Server(HOST, read, gone.put)
+    try:
+        peer = connect(server.address)
+        peer.send({"strategy": "PACK"})
+        assert seen.get(timeout=LIMIT_S) == "PACK"
+        peer.send({"close": True})
+        gone.get(timeout=LIMIT_S)
+        with pytest.raises((EOFError, OSError)):
+            peer.receive()
+    finally:
+        server.close()
+        forget(server.address)

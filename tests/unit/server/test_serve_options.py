@@ -26,7 +26,8 @@ site = pytest.fixture(scope="module")(shared_site)
 
 def test_what_a_user_mistakes_is_told(site: RealSite, tmp_path: Path) -> None:
     """A command that is not there is told when it is asked for, not only when its turn has come; what runs was not
-    resumed; a run is meant by its name, too, also where a file has it; and a file that is not there is said beside a run that is not."""
+    resumed; a run is meant by its name, too, also where a file has it; and a file that is not there is said beside a
+    run that is not."""
     done = site.egs("run", "--gpus", "1", "--", "no-such-command")
     assert (done.returncode, done.stderr.splitlines()[0]) == (
         127,

@@ -11,7 +11,7 @@ from egs_core.out_of_memory import GPU, lack_of
 from egs_core.site import Ended, Grant
 from egs_ray.session.elsewhere import MOST_MOVES, flavor_of, note_lack
 from egs_ray.session.phases import Phases
-from egs_ray.session.shared import Shared, first_line
+from egs_ray.session.shared import HEAR_S, Shared, first_line
 from egs_ray.session.submissions import Submissions
 from egs_ray.session.tasks import Job, Way, first_of
 from egs_ray.worker.shell import ArgumentsLostError, reached_users_code
@@ -35,8 +35,6 @@ class Endings:
             self._phases.give_back(job)
             return
         error = _error_of(job.ref)
-        if not job.ended and job.way is not Way.NATIVE and not isinstance(error, ray.exceptions.WorkerCrashedError):
-            self._shared.unheard[submission] = job  # Ray was quicker: what the task told of its work is on its way
         if error is not None and not job.requeues and self._shared.options.retry_out_of_memory:
             self._tried_elsewhere(job, lack_of(error))
         if error is not None and job.requeues:
@@ -44,11 +42,23 @@ class Endings:
         elif error is None:
             if job.way is Way.SHELL and not job.pid:
                 self._stay_native(job, "its worker cannot reach this process")
+            self._await_last_words(job, submission)
             self.succeeded(job)
         elif job.way is not Way.NATIVE and not (job.aborted or job.ticket) and _is_egs_fault(job, error):
             self._without_egs(job, error)
         else:
+            if isinstance(error, ray.exceptions.RayTaskError):  # raised by its code: its process lives
+                self._await_last_words(job, submission)
             self._failed(job, error)
+
+    def _await_last_words(self, job: Job, submission: int) -> None:
+        """Ray was quicker than the line: what the task has told of its work is on its way, unless its process cannot
+        reach this one."""
+        unheard, now = self._shared.unheard, self._shared.site.now()
+        while unheard and now - next(iter(unheard.values()))[1] > HEAR_S:
+            del unheard[next(iter(unheard))]
+        if not job.ended and (job.way is Way.OBSERVED or (job.way is Way.SHELL and job.peer is not None)):
+            unheard[submission] = job, now
 
     def succeeded(self, job: Job) -> None:
         if job.succeeded:

@@ -42,7 +42,7 @@ from egs_ray.session.leases import Leases
 from egs_ray.session.nodes import Nodes
 from egs_ray.session.operations import Operations
 from egs_ray.session.phases import Phases
-from egs_ray.session.shared import Options, Shared
+from egs_ray.session.shared import HEAR_S, Options, Shared
 from egs_ray.session.stops import Stops
 from egs_ray.session.submissions import Submissions
 from egs_ray.session.tasks import Job, RunBooks, Way
@@ -59,7 +59,7 @@ KEEP_S = 0.5
 WATCH_S = 2.0
 FOREVER_S = 30.0
 CLOSE_S, HASTE_S = 5.0, 0.3
-HEAR_S, HEAR_EVERY_S = 2.0, 0.005  # what was sent before a result is here soon, or never
+HEAR_EVERY_S = 0.005
 HEAD = "node:__internal_head__"
 MOST_NAME = 200
 
@@ -168,8 +168,9 @@ class Session(s.HolderSession):
 
     def _hear_out(self, limit_s: float) -> None:
         """What ended tasks have told of their work belongs in the run log, and may come after their results do."""
-        until_s = time.monotonic() + limit_s
-        while self.site.is_alive and self._shared.unheard and time.monotonic() < until_s:
+        while self.site.is_alive and any(
+            self.site.now() - at < limit_s for _, at in list(self._shared.unheard.values())
+        ):
             time.sleep(HEAR_EVERY_S)
 
     def unfinished(self) -> dict[str, int]:

@@ -22,6 +22,8 @@ from egs_ray.promises import Promises
 from egs_ray.session.leases import Leases
 from egs_ray.session.tasks import Job, RunBooks
 
+HEAR_S = 2.0  # what was sent before a result is here by then, or never
+
 
 class Options(msgspec.Struct, frozen=True):
     """Options of a session, which runs everything that one process gives to `egs_ray.run`."""
@@ -87,7 +89,9 @@ class Shared:
         self.leases, self.promises = leases, promises
         self.jobs: dict[int, Job] = {}  # the site's task number -> job
         self.submitted: dict[int, Job] = {}  # submission -> job
-        self.unheard: dict[int, Job] = {}  # submission -> job that has ended by its result; its process has not said so
+        self.unheard: dict[
+            int, tuple[Job, float]
+        ] = {}  # submission -> job whose process has not told of its end; result
         self.left: set[int] = set()  # submissions whose values nobody will ask for
         self.runs: dict[str, RunBooks] = {}
         self.tickets: Any = None  # a script's own submissions, where there are any: see `program`

@@ -43,7 +43,7 @@ class Workers:
             self._stops.said(job, peer, message)
             return
         if job is None:
-            ended = self._shared.unheard.get(message.get("task", 0))
+            ended, _ = self._shared.unheard.get(message.get("task", 0), (None, 0.0))
             if message.get("m") == "hello":  # it has ended, and Ray makes again a value that was lost with a node
                 left = message["task"] in self._shared.left
                 word = {"m": "drop"} if left else {"m": "go", "open": True}
@@ -71,7 +71,8 @@ class Workers:
             "lacks": self._lacks,
             "progress": self._progress,
         }
-        said[message["m"]](job, peer, message)
+        if (take := said.get(message["m"])) is not None:  # a worker's EGS may be newer
+            take(job, peer, message)
 
     def _last_words(self, job: Job, peer: Peer, message: Message) -> None:
         """Of a process whose task's result came first."""
@@ -82,7 +83,7 @@ class Workers:
 
     def worker_gone(self, peer: Peer) -> None:
         """A worker process died, with a holder, a shell or an observed task in it. Ray may start the task again."""
-        for submission in [number for number, job in self._shared.unheard.items() if job.peer is peer]:
+        for submission in [number for number, (job, _) in self._shared.unheard.items() if job.peer is peer]:
             del self._shared.unheard[submission]
         self._submissions.gone(peer)
         lease = self._shared.leases.of(peer)

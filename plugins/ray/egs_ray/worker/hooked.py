@@ -32,7 +32,8 @@ def with_phases(
         else:
             if line is not None:
                 reach(line)
-            return run_told(function, told, arguments, gpus, on_gpu, returns, items, hooked)
+            again = (hooked,) if told and told.get("moves") else ()  # a worker's EGS may be older, and not know it
+            return run_told(function, told, arguments, gpus, on_gpu, returns, items, *again)
         import os
 
         import ray

@@ -158,7 +158,7 @@ class LineGate:
             while True:
                 message = self._peer.receive()
                 if message["m"] == "end":
-                    self._end(message["name"], message["why"])
+                    self._end(message["name"], message.get("why", ""))
                 else:
                     self._answers.put(message)
         except LOST as error:

@@ -249,7 +249,7 @@ class Shell:
         self.tell({"m": "lacks", "why": lack})
         until_s = time.monotonic() + ANSWER_S
         with contextlib.suppress(*CONNECT_ERRORS):
-            while self.peer is not None and not self.peer.has_word():
+            while (peer := self.peer) is not None and not peer.has_word():
                 if time.monotonic() > until_s:
                     return False
                 time.sleep(HASTEN_EVERY_S)
@@ -320,10 +320,10 @@ class Shell:
     # --- the line ---
 
     def tell(self, message: Message) -> None:
-        if self.peer is None:
+        if (peer := self.peer) is None:  # another thread may lose the line
             return
         try:
-            self.peer.send({"task": self.spec.task, "life": self.life, **message})
+            peer.send({"task": self.spec.task, "life": self.life, **message})
         except CONNECT_ERRORS:
             self._lost_line()
 
