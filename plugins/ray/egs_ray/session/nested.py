@@ -26,7 +26,6 @@ import ray
 from egs_core.described import describe
 from egs_core.graph.columns import GPU, Shape, TaskOptions
 from egs_core.runlog.records import Work
-from egs_core.site.messages import Where
 from egs_ray import submitting
 from egs_ray.gate.grouping import tickets_of
 from egs_ray.link import Message, Peer, Server, tell
@@ -99,7 +98,7 @@ class Desk:
         elif kind == "worked":
             gate.site.note(Work(gate.site.now(), gate.books.workload, message["id"], amounts=message["amounts"]))
         elif kind == "progress":
-            gate.site.do(lambda: gate.site.progressed(Where(gate.books.number_of(message["id"]), *message["told"])))
+            gate.site.do(lambda: gate.site.progressed(_where(gate, message)))
         elif kind == "devices":
             gate.site.do(lambda: gate.site.has_devices(gate.books.number_of(message["id"]), tuple(message["uuids"])))
         elif kind == "waits":
@@ -174,6 +173,13 @@ class Desk:
                 self.ordered += 1
         refs = {name: worker.refs.get(name) or _over(name, peer) for name in (arrival.task_id, *_names(arrival))}
         gate.add(arrival, refs, _described(arrival, message["options"]) if message["options"] else None)
+
+
+def _where(gate: Any, message: Message) -> Any:
+    """How far a task is."""
+    from egs_core.site.messages import Where  # the site is there by now; a script's first task may need none
+
+    return Where(gate.books.number_of(message["id"]), *message["told"])
 
 
 def _names(arrival: Arrival) -> list[str]:
