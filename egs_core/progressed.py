@@ -27,10 +27,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from egs_core.notices import warn_once
-from egs_core.worked import FOLDER
+from egs_core.worked import FOLDER, file_told
 
 SUFFIX = ".progress"
 MOST_FILES = 1000  # that are read: a command may start processes without end
+MOST_BYTES = 4096  # of one: six numbers
+MOST_LOSSES = 2**53  # that can be counted by numbers of JSON
 EVERY_S = 1.0  # at most so often a task's progress is sent on
 
 
@@ -201,18 +203,19 @@ def progress_in(folder: str | os.PathLike[str], since: float = 0.0) -> Progresse
     """What the processes of a command have told, as one; None: nothing. since: what was told before is of an earlier
     start of the command, and left out; seconds since 1970.
 
-    The step is the furthest, the loss the latest; it is NaN when that of any process is."""
+    The step is the furthest, the loss the latest; it is NaN when that of any process is. What a site server would not
+    take is left out: a task may write any files."""
     found = []
     with contextlib.suppress(OSError):
         for path in list(Path(folder).glob(f"*{SUFFIX}"))[:MOST_FILES]:
-            with contextlib.suppress(OSError, ValueError, TypeError):
-                at = path.stat().st_mtime
+            with contextlib.suppress(OSError, ValueError, TypeError, OverflowError):
+                fields, at = file_told(path, MOST_BYTES)
                 if at >= since:
-                    found.append(_checked(json.loads(path.read_bytes()), at))
+                    found.append(_checked(fields, at))
     if not found:
         return None
     found.sort(key=lambda one: one.at)
-    return Progressed(
+    together = Progressed(
         max((one.step for one in found if one.step is not None), default=None),
         next((one.loss for one in reversed(found) if one.loss is not None), None),
         any(one.is_nan for one in found),
@@ -221,10 +224,16 @@ def progress_in(folder: str | os.PathLike[str], since: float = 0.0) -> Progresse
         sum(one.squares for one in found),
         found[-1].at,
     )
+    return together if _is_countable(together) else None
+
+
+def _is_countable(told: Progressed) -> bool:
+    finite = all(map(math.isfinite, (told.loss or 0.0, told.total, told.squares)))
+    return finite and 0 <= told.losses <= MOST_LOSSES and told.squares >= 0
 
 
 def _checked(fields: list[float | None], at: float) -> Progressed:
-    """Raises ValueError or TypeError for what is no such file, as one that is half written."""
+    """Raises ValueError, TypeError or OverflowError for what is no such file, as one that is half written."""
     step, loss, is_nan, losses, total, squares = fields
     told = Progressed(
         _step(step),
@@ -235,6 +244,6 @@ def _checked(fields: list[float | None], at: float) -> Progressed:
         float(squares or 0),
         at,
     )
-    if not all(map(math.isfinite, (told.loss or 0.0, told.total, told.squares))) or told.losses < 0:
+    if not _is_countable(told):
         raise ValueError(fields)
     return told

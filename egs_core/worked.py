@@ -17,16 +17,20 @@ import contextlib
 import json
 import math
 import os
+import stat
 import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from egs_core.notices import warn_once
 
 FOLDER = "EGS_WORK"
 MOST_UNITS = 32
 MOST_LETTERS = 100
+MOST_BYTES = 64 * 1024  # of a process's file: so many units with names of so many letters, each escaped
+MOST_AMOUNT = 1e30  # that a site server takes
 
 
 class _Sums:
@@ -91,7 +95,7 @@ def work(**units: float) -> None:
 def _amount(unit: str, value: float) -> float:
     try:
         amount = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         amount = math.nan
     if not (math.isfinite(amount) and amount >= 0):
         raise ValueError(f"{unit}={value!r} is no amount, and is not counted")
@@ -111,6 +115,21 @@ def take() -> dict[str, float]:
     return _sums.take()
 
 
+def file_told(path: str | os.PathLike[str], most: int) -> tuple[Any, float]:
+    """What stands in a file of a task's process, JSON, and when it was written (seconds since 1970). The task may have
+    put anything there: what is no regular file, as a FIFO whose reader would wait, or has more than `most` bytes, is
+    not read. Raises OSError or ValueError."""
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with open(file, "rb") as opened:
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > most:
+            raise ValueError(f"{path}: none of a process's files")
+        try:
+            return json.loads(opened.read(most)), found.st_mtime
+        except RecursionError:
+            raise ValueError(f"{path}: nested without end") from None
+
+
 def told_in(folder: str | os.PathLike[str]) -> dict[str, float]:
     """What processes of a task have told by files in the folder that `FOLDER` named, together; what is no such file is
     left out."""
@@ -118,6 +137,9 @@ def told_in(folder: str | os.PathLike[str]) -> dict[str, float]:
     with contextlib.suppress(OSError):
         for path in sorted(Path(folder).glob("*.json")):
             with contextlib.suppress(OSError, ValueError, AttributeError):
-                for unit, amount in json.loads(path.read_bytes()).items():
-                    total[unit] = total.get(unit, 0.0) + _amount(unit, amount)
-    return dict(list(total.items())[:MOST_UNITS])
+                for unit, amount in file_told(path, MOST_BYTES)[0].items():
+                    with contextlib.suppress(ValueError):
+                        if unit not in total:
+                            _check(unit, len(total))
+                        total[unit] = min(total.get(unit, 0.0) + _amount(unit, amount), MOST_AMOUNT)
+    return total

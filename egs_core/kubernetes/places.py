@@ -34,6 +34,12 @@ def keys_of(wheres: Iterable[str]) -> frozenset[Key]:
     return frozenset(found)
 
 
+def telling(keys: Iterable[Key], nodes: Iterable[Node]) -> frozenset[Key]:
+    """Those of the keys that may tell these nodes apart: a label that none of them has does not."""
+    labels = {NAME_FIELD, *(label for node in nodes for label, _ in node.labels)}
+    return frozenset(key for key in keys if isinstance(key, Tier) or key in labels)
+
+
 def flavor_of(node: Node, keys: Collection[Key]) -> str:
     """The kind of a node, as far as demands that name these keys can tell."""
     stated: list[Any] = [(key, value) for key, value in _labels(node).items() if key in keys]

@@ -40,6 +40,8 @@ from egs_core.site.protocol import Holder
 
 MOST_TASKS = 200_000
 """When the site has so many it is made anew: an engine keeps what has ended."""
+MOST_KEYS = 256
+"""With more, nodes are told apart by those alone that pods name now: a namespace may make up names without end."""
 NOWHERE = ("nowhere",)
 """A kind that no node is of: what no node can take is granted none."""
 HELD_S = 120.0
@@ -117,10 +119,12 @@ class ClusterSession:
         """Where a new site is needed for these pods and nodes, the keys that it is to tell kinds of nodes by."""
         ours = [pod for pod in pods.values() if pod.run]
         wheres = frozenset(pod.where for pod in ours)
-        keys = places.keys_of(wheres)
-        if not keys <= self._keys or len(self._uids) > MOST_TASKS:
-            return keys | self._keys
         there = {node.name: node for node in nodes}
+        keys = places.keys_of(wheres)
+        if not keys <= self._keys:
+            keys = places.telling(keys, there.values())
+        if not keys <= self._keys or len(self._uids) > MOST_TASKS:
+            return every if len(every := keys | self._keys) <= MOST_KEYS else keys
         if any(self._told.values()) and any(self._is_elsewhere(pod, there) for pod in ours if pod.node):
             return self._keys
         waiting = {pod.where for pod in ours if not (pod.node or pod.is_over)}
@@ -172,8 +176,7 @@ class ClusterSession:
         return news
 
     def renew_with(self, keys: frozenset[places.Key]) -> None:
-        """Nodes are told apart by more of them: each kind has another name then."""
-        keys |= self._keys
+        """Nodes are told apart by these: each kind has another name then."""
         if self.has_told:
             self.renew()
         self._keys, self._kinds = keys, {}

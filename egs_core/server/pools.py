@@ -89,8 +89,11 @@ class Pools(SharedPools):
         )
 
     def batch(self, who: Principal, driver_id: str, body: bytes) -> bytes:
+        """See `take`."""
+        return self.take(who, driver_id, batch_of(body))
+
+    def take(self, who: Principal, driver_id: str, batch: wire.Batch) -> bytes:
         """What a driver tells and asks: encoded `Answers`. A repeated batch is answered as before. Raises Refusal."""
-        batch = batch_of(body)
         driver = self._heard_from(who, driver_id, batch.epoch)
         return self._answers(driver, batch, queues_of(who, self._names, self._team_of_queue))
 

@@ -12,10 +12,12 @@ from egs_core.engine.specs import QueueSpec
 from egs_core.server.pools import Pools
 from egs_core.server.principals import Principal
 from egs_core.server.spending import Spending
+from egs_core.site import wire
+from egs_core.site.pooled import batch_of
 from egs_core.site.sharing import Shell
 from egs_core.site.spanning import Spanning
 
-SHORT_BYTES = 16 * 1024  # of a batch that is answered in a few milliseconds
+SHORT_BYTES = 16 * 1024  # of a batch that is answered in a few milliseconds, where it has nothing of `wire.LONG`
 
 
 class Sharing(Shell[Pools]):
@@ -34,8 +36,12 @@ class Sharing(Shell[Pools]):
         super().__init__(Pools(queues, epoch, time.time(), team_of_queue, spanning, spending, gather_s), lock)
 
     async def batch(self, who: Principal, driver: str, body: bytes) -> bytes:
-        """What a driver tells and asks: encoded `Answers`."""
-        return await self.ask(lambda pools: pools.batch(who, driver, body), is_short=len(body) <= SHORT_BYTES)
+        """What a driver tells and asks: encoded `Answers`. Raises Refusal."""
+        if len(body) > SHORT_BYTES:
+            return await self.ask(lambda pools: pools.batch(who, driver, body))
+        batch = batch_of(body)
+        is_short = not any(isinstance(item, wire.LONG) for item in batch.items)
+        return await self.ask(lambda pools: pools.take(who, driver, batch), is_short=is_short)
 
     async def poll(self, who: Principal, driver: str, ask: c.Poll) -> bytes:
         """What a driver is told, held back for a while where there is nothing: encoded `Messages`."""

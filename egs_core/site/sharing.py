@@ -28,14 +28,14 @@ class Shell(Generic[P]):
         self._pools, self._has_thread = pools, lock is not None
         self._origin = time.monotonic()
         self._lock = lock or threading.Lock()
-        self._waiting: dict[str, asyncio.Event] = {}
+        self._waiting: dict[str, set[asyncio.Event]] = {}  # by driver: of all polls that wait; anybody may ask
         self._news: deque[str] = deque()  # put there by threads, taken by the loop
         self._is_closing = False
 
     @property
     def clients(self) -> int:
         """That wait for something to be told."""
-        return len(self._waiting)
+        return sum(map(len, self._waiting.values()))
 
     async def ask(self, question: Callable[[P], T], *, is_short: bool = False) -> T:
         """The answer; then who waits for what it has caused is woken. is_short: it takes a few milliseconds at most, so
@@ -46,7 +46,7 @@ class Shell(Generic[P]):
             return await asyncio.to_thread(self._waited, question)
         finally:
             while self._news:
-                if (waiting := self._waiting.get(self._news.popleft())) is not None:
+                for waiting in self._waiting.get(self._news.popleft(), ()):
                     waiting.set()
 
     def _waited(self, question: Callable[[P], T]) -> T:
@@ -66,14 +66,19 @@ class Shell(Generic[P]):
 
     async def fetch(self, driver: str, fetch: Callable[[P], tuple[wire.Message, ...]], wait_s: float) -> bytes:
         """What a driver is told, held back for a while where there is nothing: encoded `Messages`."""
-        news = self._waiting[driver] = asyncio.Event()  # of one poll a driver: an earlier one has been given up
-        found = await self.ask(fetch, is_short=True)
-        if not found and wait_s > 0 and not self._is_closing:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(news.wait(), wait_s)
+        news = asyncio.Event()
+        polls = self._waiting.setdefault(driver, set())
+        polls.add(news)
+        try:
             found = await self.ask(fetch, is_short=True)
-        if self._waiting.get(driver) is news:
-            del self._waiting[driver]
+            if not found and wait_s > 0 and not self._is_closing:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(news.wait(), wait_s)
+                found = await self.ask(fetch, is_short=True)
+        finally:
+            polls.discard(news)
+            if not polls:
+                self._waiting.pop(driver, None)
         return msgspec.json.encode(wire.Messages(found))
 
     async def tick(self) -> None:
@@ -85,5 +90,6 @@ class Shell(Generic[P]):
     def wake_all(self) -> None:
         """Answer all that wait: the server ends."""
         self._is_closing = True
-        for event in self._waiting.values():
-            event.set()
+        for polls in self._waiting.values():
+            for event in polls:
+                event.set()

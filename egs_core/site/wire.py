@@ -84,6 +84,8 @@ class Order(Item, frozen=True, tag="order"):
 
 
 AnyItem = Reported | Noted | Mark | Here | Told | Growing | Why | Tasks | Workload | Order
+LONG = (Why, Tasks, Order)
+"""Items of few bytes that may be long work: of all that waits, or of many tasks."""
 Asking = Growing | Why | Tasks | Workload | Order
 
 

@@ -20,7 +20,7 @@ import egs_core as egs
 from egs_core import progressed
 from egs_core.progressed import Progressed, progress_in, progress_told
 from egs_core.worked import FOLDER
-from tests.unit.hints.test_work import Broken, Scalar
+from tests.unit.hints.test_work import Broken, Scalar, in_time
 
 
 @pytest.fixture(autouse=True)
@@ -118,6 +118,49 @@ def test_processes_of_a_command_are_told_as_one(tmp_path: Path, loss: str, is_na
     assert found is not None
     assert (found.step, found.loss, found.is_nan, found.total) == (12.0, 4.0, is_nan, total)
     assert found.at == max(path.stat().st_mtime for path in tmp_path.glob(f"{process.pid}-*"))
+
+
+HALF = [1, 1.0, False, 1, 1.0, 1e308]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[1, 1.0, false, 1, 1.0, -1]",
+        "[1, 1.0, false, 9007199254740993, 1.0, 1.0]",
+        "[1, 1.0, false, Infinity, 1.0, 1.0]",
+        "[1" + 4000 * "0" + ", 1.0, false, 1, 1.0, 1.0]",
+        2000 * "[" + 2000 * "]",
+        "[1, 1.0, false, 1, 1.0, 1.0" + 8192 * " " + "]",
+    ],
+    ids=["negative", "many", "infinite", "huge", "nested", "long"],
+)
+def test_what_a_server_would_not_take_is_not_told(tmp_path: Path, text: str) -> None:
+    """A task may write any file, and its agent tells of all tasks at once: one that is refused is not told at all."""
+    (tmp_path / "bad.progress").write_text(text)
+    assert progress_in(tmp_path) is None
+    egs.progress(step=7, loss=1)
+    assert told(tmp_path)[:-1] == (7.0, 1.0, False, 1, 1.0, 1.0)
+
+
+def test_sums_without_end_are_not_told(tmp_path: Path) -> None:
+    """Each is finite, all together are not."""
+    for number in range(2):
+        (tmp_path / f"{number}.progress").write_text(json.dumps(HALF))
+    assert progress_in(tmp_path) is None
+    (tmp_path / "0.progress").unlink()
+    assert told(tmp_path).squares == 1e308
+
+
+def test_what_is_no_regular_file_is_not_read(tmp_path: Path) -> None:
+    """A FIFO would keep its reader for ever, a link may lead to anything."""
+    folder = tmp_path / "told"
+    folder.mkdir()
+    os.mkfifo(folder / "fifo.progress")
+    (folder / "folder.progress").mkdir()
+    (tmp_path / "elsewhere").write_text(json.dumps(HALF))
+    (folder / "link.progress").symlink_to(tmp_path / "elsewhere")
+    assert in_time(lambda: progress_in(folder)) == [None]
 
 
 def until(condition: Any, text: str) -> None:

@@ -8,6 +8,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +98,41 @@ def test_processes_of_a_task_tell_by_files(tmp_path: Path) -> None:
         assert process.stdout.readline() == "told\n"
         process.send_signal(signal.SIGKILL)
     assert told_in(tmp_path) == {"tokens": pytest.approx(1_000_003.0)}
+
+
+def in_time(read: Callable[[], Any]) -> list[Any]:
+    """What it finds; nothing where it waits for ever."""
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(read()), daemon=True)
+    thread.start()
+    thread.join(30)
+    return found
+
+
+def test_files_that_tasks_should_not_write_keep_nobody(tmp_path: Path) -> None:
+    """A FIFO would keep its reader for ever, a link may lead to anything, a file may be of any length and have any
+    names: the end of a run with amounts that the server refuses is never told."""
+    folder = tmp_path / "told"
+    folder.mkdir()
+    os.mkfifo(folder / "fifo.json")
+    (tmp_path / "elsewhere").write_text('{"linked": 1}')
+    (folder / "link.json").symlink_to(tmp_path / "elsewhere")
+    (folder / "long.json").write_text('{"long": 1' + worked.MOST_BYTES * " " + "}")
+    (folder / "nested.json").write_text(20_000 * "[" + 20_000 * "]")
+    (folder / "huge.json").write_text('{"huge": 1' + 4000 * "0" + "}")
+    (folder / "named.json").write_text(json.dumps({"x" * 200: 1, "line\n": 1, "tokens": 1}))
+    for number in range(2):
+        (folder / f"{number}.json").write_text('{"much": 1.7e308, "tokens": 1}')
+    assert in_time(lambda: told_in(folder)) == [{"much": worked.MOST_AMOUNT, "tokens": 3.0}]
+
+
+def test_a_file_of_as_many_units_as_there_may_be_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the longest names, in letters that take the most bytes."""
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    units = {f"{number:02}" + 98 * "\U00020000": 1.0000000000000002e29 for number in range(worked.MOST_UNITS)}
+    egs.work(**units)
+    take()
+    assert told_in(tmp_path) == units
 
 
 def test_what_an_adapter_takes_stays_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

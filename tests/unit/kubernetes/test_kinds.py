@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("kubernetes", reason="the client of Kubernetes is not installed")
 
+from egs_core.kubernetes import session as sessions
 from egs_core.kubernetes.pods import Node, Pod, node_of, pod_of
 from egs_core.kubernetes.session import ClusterSession, own_site
 from egs_core.site import Site
@@ -172,5 +173,43 @@ def test_what_no_node_could_take_has_the_one_that_has_come_for_it(told: Counted)
         told.tell([free, come], asks("nowhere", nowhere | {"nodeName": "n2"}), asks("next"))
         assert told.session.granted() == []
         assert told.session.order() == ["next"]
+    finally:
+        told.session.close()
+
+
+def test_labels_that_no_node_has_make_nothing_anew(told: Counted) -> None:
+    """Whoever may make pods may make up labels: all would be told anew at each. A node that has one is told apart."""
+    plain = gpu_node("n1")
+    try:
+        for number in range(5):
+            told.tell([plain], asks(f"made-up-{number}", {"nodeSelector": {f"label-{number}": "x"}}))
+        assert (told.begun, told.session._keys) == (1, frozenset())
+        assert told.tell([plain, gpu_node("n2", None, **{"label-3": "x"})], asks("other")) == ["made-up-3", "other"]
+        assert told.session._keys == {"label-3"}
+    finally:
+        told.session.close()
+
+
+def test_labels_that_are_named_no_more_are_forgotten(told: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there are too many; those that pods name now still tell where these may run, however many they are."""
+    monkeypatch.setattr(sessions, "MOST_KEYS", 4)
+    nodes = [gpu_node(name, None, **{f"label-{number}": name for number in range(12)}) for name in ("n1", "n2")]
+
+    def granted_on(*labels: int) -> set[str]:
+        told.pods.clear()
+        granted = told.tell(
+            nodes, *(asks(f"{labels}-{one}", {"nodeSelector": {f"label-{one}": "n2"}}) for one in labels)
+        )
+        grants = [told.session._grant_of(told.session._known[uid].task) for uid in granted]
+        return {grant.node for grant in grants if grant is not None}
+
+    try:
+        for number in range(12):
+            assert granted_on(number) == {"n2"}
+            assert len(told.session._keys) <= 4
+        assert granted_on(*range(8)) == {"n2"}
+        assert len(told.session._keys) == 8
+        assert granted_on(11) == {"n2"}
+        assert len(told.session._keys) == 1
     finally:
         told.session.close()
