@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
+from egs_core.described import describe
+
 MOST_S = 31 * 86400.0
 """So far back a server is asked, and keeps it, at most."""
 
@@ -40,3 +42,6 @@ class DriverUse(msgspec.Struct, frozen=True):
     since: float
     gpus: float = 0.0
     rows: tuple[UsedBy, ...] = ()
+
+
+describe(DriverUse)
