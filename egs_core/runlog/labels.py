@@ -20,8 +20,16 @@ def labels_of(records: Iterable[Record]) -> dict[str, str]:
 
 def label_of(added: TaskAdded) -> str:
     """What a reader calls one task, as of `labels_of`."""
-    called = added.label or added.name
-    return labelled(called, added.task) if called and OPAQUE.fullmatch(added.task) else added.task
+    return task_called(added.label or added.name, added.task)
+
+
+def task_called(name: str, task_id: str) -> str:
+    """The same by its name, if any, and its id.
+
+    >>> task_called("fit", "prepare"), task_called("fit", "92a781a6c0ffee00" * 2)
+    ('prepare', 'fit-92a781a6')
+    """
+    return labelled(name, task_id) if name and OPAQUE.fullmatch(task_id) else task_id
 
 
 def relabelled(text: str, labels: Mapping[str, str]) -> str:

@@ -8,8 +8,7 @@ from egs_core.client.ahead import Planned, TaskOutline
 from egs_core.engine.state.lifecycle import HOLDS_LEASE, STATUS_NAMES, WARM
 from egs_core.engine.state.nodes import NOT_STARTED
 from egs_core.engine.state.state import State
-from egs_core.errors import labelled
-from egs_core.runlog.labels import OPAQUE
+from egs_core.runlog.labels import task_called
 from egs_core.server.forecast import expected_starts
 from egs_core.site.pooled import Driver, Pool
 
@@ -55,8 +54,7 @@ def _task(driver: Driver, task: int, why: Mapping[int, str], epoch: float) -> Ta
 
 def called_task(state: State, task: int) -> str:
     """Its id, after its name where that is a long number."""
-    task_id = state.task_ids[task]
-    return labelled(state.task_names[task], task_id) if OPAQUE.fullmatch(task_id) else task_id
+    return task_called(state.task_names[task], state.task_ids[task])
 
 
 def loaded(pool: Pool, _epoch: float, shown: Callable[[Driver], bool]) -> list[Planned]:

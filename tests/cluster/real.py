@@ -149,6 +149,17 @@ def understood(site: Site) -> list[str]:
 
 
 @contextmanager
+def applied(folder: Path, gpus: int = 1, **more: Any) -> Iterator[Site]:
+    """A namespace of a test, with what `egs kubernetes manifests` prints applied."""
+    found = Site(folder, gpus, **more)
+    try:
+        found.apply()
+        yield found
+    finally:
+        found.close()
+
+
+@contextmanager
 def controlled(site: Site, says: str = "", ahead_s: float = 0.0, **stated: Any) -> Iterator[Controller]:
     """A controller under its own account, which says nothing, or this; its clock is so far ahead."""
     settings = Settings((site.name,), lease_namespace=site.of.namespace, identity="test", **stated)

@@ -22,7 +22,7 @@ from egs_core.kubernetes.leaving import leave
 from egs_core.kubernetes.manifests import KINDS, objects
 from egs_core.kubernetes.opening import open_gate
 from egs_core.kubernetes.pods import pod_of
-from tests.cluster.real import FILE, Site, controlled, refusal, understood, until
+from tests.cluster.real import FILE, Site, applied, controlled, refusal, understood, until
 from tests.cluster.test_real_cluster import pytestmark
 from tests.unit.kubernetes.test_placeholder_policy import placeholder, unwanted
 from tests.unit.kubernetes.test_preload_policy import preload
@@ -36,12 +36,8 @@ POLICY = f"{names.CONTROLLER}-placeholders"
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
     """With the rights to make two placeholders, and preloads."""
-    found = Site(tmp_path, preloads=True, ahead=AHEAD)
-    try:
-        found.apply()
+    with applied(tmp_path, preloads=True, ahead=AHEAD) as found:
         yield found
-    finally:
-        found.close()
 
 
 def stand_ins(site: Site) -> list[dict[str, Any]]:

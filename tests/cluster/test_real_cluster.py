@@ -34,7 +34,7 @@ from egs_core.kubernetes.pausing import pause, resume
 from egs_core.kubernetes.pods import Pod
 from egs_core.kubernetes.steering import Asked, abort
 from egs_core.kubernetes.webhook import Webhook
-from tests.cluster.real import FILE, HERE, LIMIT_S, Site, controlled, until
+from tests.cluster.real import FILE, HERE, LIMIT_S, Site, applied, controlled, until
 from tests.unit.kubernetes.made_pods import pod
 from tests.unit.kubernetes.made_workflows import executor, group, noted, task, workflow
 from tests.unit.kubernetes.made_workflows import node as begun
@@ -47,23 +47,15 @@ TOKENS = Kind("/api/v1", "serviceaccounts")
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    found = Site(tmp_path)
-    try:
-        found.apply()
+    with applied(tmp_path) as found:
         yield found
-    finally:
-        found.close()
 
 
 @pytest.fixture
 def preempting(tmp_path: Path) -> Iterator[Site]:
     """With the rights to delete what makes way."""
-    found = Site(tmp_path, preempts=True)
-    try:
-        found.apply()
+    with applied(tmp_path, preempts=True) as found:
         yield found
-    finally:
-        found.close()
 
 
 def test_pods_get_their_places_in_the_engines_order(site: Site) -> None:

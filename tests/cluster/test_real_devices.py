@@ -20,7 +20,7 @@ from egs_core.kubernetes.leaving import leave
 from egs_core.kubernetes.manifests import objects
 from egs_core.kubernetes.tiers import ClaimRule, template_of
 from egs_core.kubernetes.webhook import Webhook
-from tests.cluster.real import Site, controlled, understood, until
+from tests.cluster.real import Site, applied, controlled, understood, until
 from tests.cluster.test_real_cluster import pytestmark
 from tests.unit.kubernetes.made_devices import (
     DRIVER,
@@ -105,12 +105,8 @@ def hooked(site: Site, *rules: ClaimRule) -> Iterator[list[str]]:
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
     """With a node that no device plugin has told of a GPU."""
-    found = Site(tmp_path, gpus=0)
-    try:
-        found.apply()
+    with applied(tmp_path, 0) as found:
         yield found
-    finally:
-        found.close()
 
 
 @pytest.fixture

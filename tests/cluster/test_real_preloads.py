@@ -24,7 +24,7 @@ from egs_core.kubernetes.leaving import leave
 from egs_core.kubernetes.manifests import KINDS, objects
 from egs_core.kubernetes.pods import moment
 from egs_core.kubernetes.preloads import preload_of
-from tests.cluster.real import FILE, LIMIT_S, Site, controlled, refusal, understood, until
+from tests.cluster.real import FILE, LIMIT_S, Site, applied, controlled, refusal, understood, until
 from tests.cluster.test_real_cluster import pytestmark
 from tests.unit.kubernetes.test_preload_policy import preload, unwanted
 
@@ -38,12 +38,8 @@ STATUS = Kind("/api/v1", "pods")
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
     """With the rights to make preloads."""
-    found = Site(tmp_path, preloads=True)
-    try:
-        found.apply()
+    with applied(tmp_path, preloads=True) as found:
         yield found
-    finally:
-        found.close()
 
 
 def loaders(site: Site) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.real import Site, controlled, until
+from tests.cluster.real import Site, applied, controlled, until
 from tests.cluster.test_real_cluster import pytestmark
 from tests.unit.server.real_site import RealSite, wait_for
 from tests.unit.server.served import UNTIL, content
@@ -20,12 +20,8 @@ QUEUES = "queues: [{name: all, nominal: {gpus: 1}}]\n"
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    found = Site(tmp_path, 2)
-    try:
-        found.apply()
+    with applied(tmp_path, 2) as found:
         yield found
-    finally:
-        found.close()
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from egs_core.client.watching import DeviceHealth
-from egs_core.errors import counted, labelled
-from egs_core.runlog.labels import OPAQUE
+from egs_core.errors import counted
+from egs_core.runlog.labels import task_called
 from egs_core.server.book import Book
 from egs_core.server.flavors import key_of
 from egs_core.server.hosts import OWN
@@ -92,7 +92,7 @@ def findings(
     for task, p99_s in tasks if rule.when.name in OF_TASKS else ():
         if not rule.queues or task.queue in rule.queues:
             holds, text = _of_task(rule, book, health, task, p99_s)
-            named = labelled(task.name, task.task) if OPAQUE.fullmatch(task.task) else task.task
+            named = task_called(task.name, task.task)
             called = f"task {named} of driver {task.driver} ({task.framework}: {task.workload}, {task.user})"
             yield Finding(task.called, holds, f"{called} {text}", task=task)
 

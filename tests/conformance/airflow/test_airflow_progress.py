@@ -12,6 +12,7 @@ from egs_airflow.order.pools import DESCRIPTION
 from tests.conformance.airflow.agents import an_agent
 from tests.conformance.airflow.live import LiveAirflow, wait_until
 from tests.unit.server.real_site import RealSite, wait_for
+from tests.unit.server.served import own_site
 
 pytestmark = pytest.mark.slow
 AIRFLOW_ENVIRONMENT = {"AIRFLOW__CORE__EXECUTOR": "egs_airflow.executors.EgsLocalExecutor"}
@@ -52,13 +53,8 @@ with DAG("tells", tags=["egs-on"], schedule=None):
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[RealSite]:
     """A server with rules, which only say what they would do."""
-    (tmp_path / "watch.yaml").write_text(RULES)
-    found = RealSite(tmp_path / "site", gpus=0)
-    try:
-        found.start("--rules", str(tmp_path / "watch.yaml"))
+    with own_site(tmp_path, 0, rules=RULES) as found:
         yield found
-    finally:
-        found.close()
 
 
 def told(site: RealSite) -> dict[str, str]:

@@ -15,6 +15,7 @@ from egs_airflow.rest import Rest
 from tests.conformance.airflow.agents import an_agent
 from tests.conformance.airflow.live import LiveAirflow, wait_until
 from tests.unit.server.real_site import RealSite, wait_for
+from tests.unit.server.served import own_site
 
 pytestmark = pytest.mark.slow
 AIRFLOW_ENVIRONMENT = {"AIRFLOW__CORE__EXECUTOR": "egs_airflow.executors.EgsLocalExecutor"}
@@ -53,13 +54,8 @@ for name, priority in (("site_low", 0), ("site_high", 5)):
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[RealSite]:
     """A server with one queue, of team vision."""
-    (tmp_path / "queues.yaml").write_text(QUEUES.format(user=os.getuid()))
-    found = RealSite(tmp_path / "site", gpus=0)
-    try:
-        found.start("--queues", str(tmp_path / "queues.yaml"))
+    with own_site(tmp_path, 0, queues=QUEUES.format(user=os.getuid())) as found:
         yield found
-    finally:
-        found.close()
 
 
 @pytest.mark.proves("airflow site", "order", "abort", "priority")

@@ -113,8 +113,8 @@ def test_a_task_is_placed_by_what_it_took_on_each_flavor(tmp_path: Path) -> None
     }, errors
 
 
-LACKS = """
-import json, os, sys
+TWO_FLAVORS = """
+import json, os, sys, time
 import ray
 from ray.cluster_utils import Cluster
 import egs_core as egs
@@ -124,6 +124,11 @@ small = dict(object_store_memory=80_000_000)
 cluster = Cluster(True, head_node_args=dict(num_cpus=1, include_dashboard=False, temp_dir=folder, **small))
 cluster.add_node(num_cpus=2, num_gpus=1, labels={"ray.io/accelerator-type": "L4"}, **small)
 cluster.add_node(num_cpus=2, num_gpus=1, labels={"ray.io/accelerator-type": "A100"}, **small)
+"""
+
+LACKS = (
+    TWO_FLAVORS
+    + """
 with open(os.path.join(folder, "flavors.yaml"), "w") as file:
     file.write("flavors: [{name: A100, gpu_hour: 4.0}, {name: L4, gpu_hour: 1.0}]")
 prices = dict(objective="cost", flavors=os.path.join(folder, "flavors.yaml"))
@@ -175,6 +180,7 @@ finally:
     ray.shutdown()
     cluster.shutdown()
 """
+)
 
 
 def test_a_task_that_lacks_memory_is_tried_on_another_flavor_where_that_was_asked_for(tmp_path: Path) -> None:
@@ -195,17 +201,9 @@ def test_a_task_that_lacks_memory_is_tried_on_another_flavor_where_that_was_aske
     assert all(reason.startswith(lack) and reason.endswith("another flavor than L4") for reason in again), again
 
 
-SCRIPT_LACKS = """
-import json, os, sys, time
-import ray
-from ray.cluster_utils import Cluster
-import egs_core as egs
-
-folder = sys.argv[1]
-small = dict(object_store_memory=80_000_000)
-cluster = Cluster(True, head_node_args=dict(num_cpus=1, include_dashboard=False, temp_dir=folder, **small))
-cluster.add_node(num_cpus=2, num_gpus=1, labels={"ray.io/accelerator-type": "L4"}, **small)
-cluster.add_node(num_cpus=2, num_gpus=1, labels={"ray.io/accelerator-type": "A100"}, **small)
+SCRIPT_LACKS = (
+    TWO_FLAVORS
+    + """
 seen = {}
 
 def begun(name):
@@ -282,6 +280,7 @@ finally:
     cluster.shutdown()
 print(json.dumps(seen))
 """
+)
 
 
 def test_a_scripts_task_that_lacks_memory_is_tried_on_another_flavor(tmp_path: Path) -> None:

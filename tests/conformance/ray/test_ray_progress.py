@@ -10,6 +10,7 @@ import pytest
 
 from tests.conformance.ray.conftest import LIMIT_S, drivers
 from tests.unit.server.real_site import RealSite, wait_for
+from tests.unit.server.served import own_site
 from tests.unit.server.test_serve_watching import Gpus, played
 
 if TYPE_CHECKING:
@@ -97,13 +98,8 @@ Begin = Callable[[str], "subprocess.Popen[str]"]
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[RealSite]:
     """A server with rules, which only say what they would do."""
-    (tmp_path / "watch.yaml").write_text(RULES)
-    found = RealSite(tmp_path / "site", gpus=1)
-    try:
-        found.start("--rules", str(tmp_path / "watch.yaml"))
+    with own_site(tmp_path, 1, rules=RULES) as found:
         yield found
-    finally:
-        found.close()
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import pytest
 from egs_core.server.access import user_name
 from tests.conformance.ray.conftest import LIMIT_S, drivers
 from tests.unit.server.real_site import RealSite, wait_for
+from tests.unit.server.served import own_site
 
 pytestmark = pytest.mark.slow
 
@@ -49,13 +50,8 @@ Begin = Callable[..., "subprocess.Popen[str]"]
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[RealSite]:
     """A server whose one queue has one GPU, while Ray has two and the server's own host (an emulated) one."""
-    (tmp_path / "queues.yaml").write_text(QUEUES)
-    found = RealSite(tmp_path / "site", gpus=1)
-    try:
-        found.start("--queues", str(tmp_path / "queues.yaml"))
+    with own_site(tmp_path, 1, queues=QUEUES) as found:
         yield found
-    finally:
-        found.close()
 
 
 @pytest.fixture

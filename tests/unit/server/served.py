@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,22 @@ def shared_site(tmp_path_factory: pytest.TempPathFactory, *, as_programs: bool =
     found = RealSite(tmp_path_factory.mktemp("site"), as_programs=as_programs)
     try:
         found.start()
+        yield found
+    finally:
+        found.close()
+
+
+@contextmanager
+def own_site(folder: Path, gpus: int, **files: str) -> Iterator[RealSite]:
+    """A server of one test. files: texts of the files that options name, as `queues=…` for `--queues`."""
+    arguments = []
+    for option, text in files.items():
+        path = folder / f"{option}.yaml"
+        path.write_text(text)
+        arguments += [f"--{option}", str(path)]
+    found = RealSite(folder / "site", gpus)
+    try:
+        found.start(*arguments)
         yield found
     finally:
         found.close()
