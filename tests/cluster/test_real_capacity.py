@@ -170,6 +170,10 @@ def test_its_account_makes_so_many_placeholders_and_no_other_pod(site: Site) -> 
     tried = unwanted(raw)
     site.admin.patch(KINDS["Namespace"], here, _enforced("privileged"))  # the policy is asked alone
     until(lambda: POLICY in refusal(cluster, site, tried["a program"], here))  # in force a moment after it was made
+    theirs = made(site, 7) | {"spec": made(site)["spec"] | {"priorityClassName": ""}}
+    owner = copy.deepcopy(theirs)
+    owner["metadata"]["name"] = tried["an owner"]["metadata"]["ownerReferences"][0]["name"]
+    site.admin.create(PODS, owner, here)  # Kueue, where it is, refuses before any policy what one that is not there owns
     said = {
         what: refusal(cluster, site, body, body["metadata"]["namespace"])
         for what, body in tried.items()
@@ -191,13 +195,12 @@ def test_its_account_makes_so_many_placeholders_and_no_other_pod(site: Site) -> 
     assert "exceeded quota" in refusal(cluster, site, made(site, 2), here)
     for number in range(2):
         cluster.delete(PODS, made(site, number)["metadata"]["name"], here)
-    theirs = site.admin.create(PODS, made(site, 7) | {"spec": made(site)["spec"] | {"priorityClassName": ""}}, here)
+    site.admin.create(PODS, theirs, here)
     with pytest.raises(ApiError, match="403"):
         cluster.delete(PODS, theirs["metadata"]["name"], here)
-    owner = site.add("owner")
     load = preload("owner")
     load["metadata"]["namespace"] = site.name
-    load["metadata"]["ownerReferences"][0]["uid"] = owner.uid
+    load["metadata"]["ownerReferences"][0]["uid"] = site.add("owner").uid
     assert refusal(cluster, site, load) == ""
 
 
