@@ -8,9 +8,30 @@ from __future__ import annotations
 
 import ctypes
 import os
+import time
 from typing import Any
 
 LIBRARY = "libcuda.so.1"
+LAUNCH_CYCLES = 50_000_000
+"""Of a launch of `compute`: some 30 ms at 1.7 GHz."""
+SPIN = b"""
+.version 6.0
+.target sm_50
+.address_size 64
+.visible .entry spin(.param .u64 cycles)
+{
+    .reg .u64 %rd<5>;
+    .reg .pred %p;
+    ld.param.u64 %rd1, [cycles];
+    mov.u64 %rd2, %clock64;
+AGAIN:
+    mov.u64 %rd3, %clock64;
+    sub.u64 %rd4, %rd3, %rd2;
+    setp.lt.u64 %p, %rd4, %rd1;
+    @%p bra AGAIN;
+    ret;
+}
+"""
 _kept: list[Any] = []
 
 
@@ -45,15 +66,49 @@ def take_device_memory(size_bytes: int) -> int:
     _check("cuMemAlloc", cuda.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(size_bytes)))
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
     _check("cuMemGetInfo", cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)))
-    _kept.append((cuda, context, memory))
+    _kept.append((cuda, context, memory, size_bytes))
     return total.value
+
+
+def fill_device(word: int) -> None:
+    """Fill the memory that was taken with a 32-bit word."""
+    cuda, _, memory, size_bytes = _kept[-1]
+    _check("cuMemsetD32", cuda.cuMemsetD32_v2(memory, ctypes.c_uint(word), ctypes.c_size_t(size_bytes // 4)))
+    _check("cuCtxSynchronize", cuda.cuCtxSynchronize())
+
+
+def words_on_device() -> set[int]:
+    """The 32-bit words in the first, a middle and the last MiB of the memory that was taken."""
+    cuda, _, memory, size_bytes = _kept[-1]
+    piece = (ctypes.c_uint * (1 << 18))()
+    found = set[int]()
+    for at in (0, size_bytes // 2 & ~3, size_bytes - ctypes.sizeof(piece)):
+        begin = ctypes.c_uint64(memory.value + at)
+        _check("cuMemcpyDtoH", cuda.cuMemcpyDtoH_v2(piece, begin, ctypes.c_size_t(ctypes.sizeof(piece))))
+        found |= set(piece)
+    return found
 
 
 def copy_to_device(data: bytearray) -> None:
     """Copy host memory into device memory that was taken before."""
-    cuda, _, memory = _kept[-1]
+    cuda, _, memory, _ = _kept[-1]
     source = (ctypes.c_char * len(data)).from_buffer(data)
     _check("cuMemcpyHtoD", cuda.cuMemcpyHtoD_v2(memory, source, ctypes.c_size_t(len(data))))
+
+
+def compute(seconds: float) -> None:
+    """Keep the device that was taken at work: one block of threads that only reads its clock, launched again and again
+    until so many seconds are over. NVML counts the time in which a kernel runs, however small."""
+    cuda, module, kernel = _kept[-1][0], ctypes.c_void_p(), ctypes.c_void_p()
+    _check("cuModuleLoadData", cuda.cuModuleLoadData(ctypes.byref(module), ctypes.c_char_p(SPIN)))
+    _check("cuModuleGetFunction", cuda.cuModuleGetFunction(ctypes.byref(kernel), module, b"spin"))
+    cycles = ctypes.c_uint64(LAUNCH_CYCLES)
+    arguments = (ctypes.c_void_p * 1)(ctypes.cast(ctypes.byref(cycles), ctypes.c_void_p))
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        launched = cuda.cuLaunchKernel(kernel, 1, 1, 1, 32, 1, 1, 0, None, arguments, None)
+        _check("cuLaunchKernel", launched)
+        _check("cuCtxSynchronize", cuda.cuCtxSynchronize())
 
 
 def visible_count() -> int:

@@ -21,6 +21,7 @@ ON_A_GPU = (
     "cudaerrormemoryallocation",
     "cublas_status_alloc_failed",
     "resource_exhausted: out of memory",
+    "cupy.cuda.memory.outofmemoryerror",
 )
 LACKS = "OutOfMemoryError"
 """Name of torch's and CuPy's error, and of those of frameworks that end a process for its host's memory."""

@@ -169,7 +169,7 @@ def progress(*, step: float | None = None, loss: float | None = None) -> None:
         folder, telling = os.environ.get(FOLDER), _telling
         if not folder and telling is None:
             return
-        step, loss = _step(step), None if loss is None else float(loss)
+        step, loss = _step(step), None if loss is None else _loss(loss)
         if telling is not None:
             telling.tell(step, loss)
         if folder:
@@ -178,6 +178,12 @@ def progress(*, step: float | None = None, loss: float | None = None) -> None:
         warn_once(f"egs.progress: what this process has told is not kept: {error.strerror}")
     except Exception as error:  # a value of any type may raise anything
         warn_once(f"egs.progress: is not counted: {error}")
+
+
+def _loss(value: float) -> float:
+    """Of a tensor of PyTorch without its gradient: it warns of a tensor that has one."""
+    detach = getattr(value, "detach", None)
+    return float(detach() if callable(detach) else value)
 
 
 def _step(value: float | None) -> float | None:

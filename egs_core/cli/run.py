@@ -80,6 +80,10 @@ def run(
         bool,
         typer.Option("--requeue", help="It may be ended for another that goes first, and starts again in its turn."),
     ] = False,
+    suspend: Annotated[
+        bool,
+        typer.Option("--suspend", help="As --requeue, but it is put aside, off its GPUs, and goes on where it was."),
+    ] = False,
     checkpoint_signal: Annotated[
         str,
         typer.Option(
@@ -153,7 +157,7 @@ def run(
         "hold": hold,
         "after": _after(address, after or ()),
         "inside": _numbers(address, "--in", [in_])[0] if in_ else "",
-        "requeue": requeue,
+        "requeue": requeue or suspend,
         **_gang(gang, array or 0, gang_wait),
         **({"flavors": flavor} if flavor else {}),
         **_saving(checkpoint_signal, checkpoint_takes),
@@ -179,6 +183,7 @@ def run(
         torch_env=torch_env,
         or_flavors=or_flavor or [],
         mlflow_loss=mlflow_loss,
+        suspends=suspend,
     )
     every = [job] if array is None else members(job, array)
     later = [request_of({**fields, "flavors": [one]}) for one in or_flavor or ()]

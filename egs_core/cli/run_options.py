@@ -52,6 +52,12 @@ EXCLUDES = {
         "--gang": "no GPUs are held at the start",
         "--mlflow-loss": "nothing is heard of where it is",
     },
+    "--suspend": {
+        "--pty": "a terminal cannot be put aside",
+        "--split": "it has no GPUs of its own that it could give way with",
+        "--gang": "a gang cannot be put aside",
+        "--check": CHECKED,
+    },
     "--or-flavor": {
         "--detach": "its output and its number are those of one run",
         "--pty": "its output goes to a terminal",

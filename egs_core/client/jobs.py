@@ -33,7 +33,8 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     it has its GPUs only inside of `with egs.gpu():`. has_terminal: it gets one (`--pty`).
     idle_s: after so long without work it is ended. torch_env: one of a gang finds what PyTorch's env:// wants.
     or_flavors: of GPUs, on which it is tried again, in order, when it ends for lack of a GPU's memory. mlflow_loss: the
-    metric that it logs to MLflow whose latest value is its loss; "": none."""
+    metric that it logs to MLflow whose latest value is its loss; "": none. suspends: where it is evicted its processes
+    are put aside and go on later."""
 
     command: list[str]
     folder: str
@@ -49,6 +50,7 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     torch_env: bool = False
     or_flavors: list[str] = []
     mlflow_loss: str = ""
+    suspends: bool = False
 
     @property
     def request(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from egs_core.described import describe
 from egs_core.errors import EgsError
 from egs_core.places import data_folder
 
+TELL_END_S = 120.0
 AGAIN_S, REFUSED_AGAIN_S = 2.0, 60.0  # a server that is back waits a few seconds for an end before it counts as lost
 PATIENCE_S = 86400.0
 KEPT_S = 30 * 86400.0  # no server keeps a run that has ended for longer
@@ -48,6 +49,39 @@ class Untold(msgspec.Struct, frozen=True):
 
 
 describe(Untold)
+
+
+def tell(
+    client: SiteClient, view: c.RunView, end: c.End, say: Callable[[str], None], is_interrupted: Callable[[], bool]
+) -> None:
+    """Until the server has taken it, for a while, or until a signal: then it is kept, for a process that tells it
+    later. is_interrupted: waits a moment for a signal; whether one has come that ends it."""
+    until = time.monotonic() + TELL_END_S
+    is_kept = False
+    while True:
+        try:
+            client.end(view.id, end)
+            forget(view)
+            return
+        except Refused as error:
+            problem: EgsError = error
+            if error.status != 409:
+                break
+        except Unreachable as error:
+            problem = error
+            is_kept = is_kept or _is_kept(client.address, view, end)
+        if time.monotonic() > until or is_interrupted():
+            break
+    later = "; it is kept, and told as soon as the server answers" if is_kept else ""
+    say(f"the end of run {view.id} could not be told{later} ({problem})")
+    tell_later()
+
+
+def _is_kept(address: Address, view: c.RunView, end: c.End) -> bool:
+    with suppress(OSError):
+        keep(address, view, end)
+        return True
+    return False
 
 
 def keep(address: Address, view: c.RunView, end: c.End) -> None:

@@ -185,12 +185,13 @@ class Claim(Ask):
 class End(Ask):
     """What came of it. exit_code: of the command; 128 and the signal's number where a signal ended it. evicted: its
     supervisor has stopped it because the server wanted so, and waits for another lease. work: what it has told by
-    `egs.work`, by unit."""
+    `egs.work`, by unit. aside: of one that was evicted, processes that are stopped and have left their devices."""
 
     token: int
     outcome: Literal["succeeded", "failed", "aborted", "evicted"]
     exit_code: Annotated[int, Field(ge=0, le=255)]
     work: Annotated[dict[Unit, Amount], Field(max_length=32)] = {}
+    aside: Annotated[tuple[Process, ...], Field(max_length=MOST_PROCESSES)] = ()
 
 
 class Control(Ask):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import NamedTuple
 
 from egs_core.client.groups import mark_in
@@ -20,9 +20,10 @@ LEASE_VARIABLE = "EGS_LEASE"
 _VARIABLE = f"\0{LEASE_VARIABLE}=".encode()
 PROC = "/proc"
 PIECE = 16 * 1024  # most environments are read at once
-ZOMBIE = b"Z"
+ZOMBIE, STOPPED = b"Z", b"T"
 PR_SET_CHILD_SUBREAPER = 36
 STACK, ARGUMENTS = 25, slice(45, 49)  # in `stat`, from the state on: where a program begins its stack, its arguments
+THREADS = 17  # there: one that is called a zombie and has others has ended in its first thread alone
 _Stat = tuple[int, int, bytes]  # parent; start, in ticks; where stack, arguments and environment of its program are
 
 
@@ -49,6 +50,11 @@ def handles(pid: int, number: int) -> bool:
         return False
     caught = next((line.split()[1] for line in lines if line.startswith(b"SigCgt:")), b"0")
     return bool(int(caught, 16) >> (number - 1) & 1)
+
+
+def is_stopped(pid: int) -> bool:
+    """By a signal, SIGSTOP as a rule."""
+    return _state_in(_stat_text(pid)) == STOPPED
 
 
 def descendants(pid: int) -> list[Process]:
@@ -93,6 +99,10 @@ class Snapshot:
         own = [Process(pid=pid, started=table[pid][1]) for pid in sorted(roots)]
         return own + [one for one in _below(roots, table) if one.pid not in roots and one != but]
 
+    def running(self, found: Iterable[Process], aside: Container[Process]) -> list[Process]:
+        """Without those that are said to be aside, and are stopped."""
+        return [one for one in found if not (one in aside and _state_in(self._seen[one.pid].text) == STOPPED)]
+
 
 def living(named: Iterable[Process], mark: str, but: Process | None = None) -> list[Process]:
     """See `Snapshot.living`: as it is now."""
@@ -127,10 +137,15 @@ def _stat_text(pid: int) -> bytes:
         return b""
 
 
+def _state_in(text: bytes) -> bytes:
+    """One letter of it; b"" for none."""
+    return text.rpartition(b")")[2].lstrip()[:1]
+
+
 def _stat_in(text: bytes) -> _Stat | None:
     """None for what is gone, or has left nothing but its exit code."""
     fields = text.rpartition(b")")[2].split()  # the name before may have spaces and brackets
-    if not fields or fields[0] == ZOMBIE:
+    if not fields or (fields[0] == ZOMBIE and int(fields[THREADS]) <= 1):
         return None
     return int(fields[1]), int(fields[19]), b" ".join([fields[STACK], *fields[ARGUMENTS]])
 

@@ -36,6 +36,7 @@ from egs_core.client.phases import REQUEST
 from egs_core.client.places import TOKEN, TOKEN_FILE
 from egs_core.client.processes import LEASE_VARIABLE, adopt_orphans, descendants, handles, process
 from egs_core.client.signals import SignalQueue
+from egs_core.client.suspending import Suspension
 from egs_core.client.terminal import Terminal
 from egs_core.client.told_work import WorkFolder
 from egs_core.client.waiting_words import ends_line, why_words
@@ -46,7 +47,7 @@ from egs_core.worked import FOLDER
 CUDA_VISIBLE = "CUDA_VISIBLE_DEVICES"
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-LOOK_S, TELL_END_S, IDLE_GRACE_S = 1.0, 120.0, 10.0
+LOOK_S, IDLE_GRACE_S = 1.0, 10.0
 NOT_FOUND, NOT_EXECUTABLE, ABORTED = 127, 126, 128 + signal.SIGTERM
 
 
@@ -64,6 +65,7 @@ class Supervisor:
         self._work, self._was_idle = WorkFolder(), False
         self._is_to_end = False  # its user, or the server, wants its end: it is not started again
         self._is_evicted = False  # the server wants its end for another: it is started again with another lease
+        self._suspension = Suspension(say, partial(self._send, signal.SIGKILL, None), self._wait_for_all)
         self._starts, self._tries = 0, 1
         self._checkpoints = 0  # that it was asked for
         self._group: LeaseGroup | None = None  # of the lease's processes
@@ -100,6 +102,7 @@ class Supervisor:
                 self._say(str(ended))
             return ended.code
         finally:
+            self._suspension.close()
             self._signals.close()
             signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
@@ -171,20 +174,23 @@ class Supervisor:
         lease = view.lease
         assert lease is not None
         self._run, self._checkpoints, self.flavor = view.id, view.checkpoints, view.flavor
-        if self._job.idle_s is not None:
-            handle, name = tempfile.mkstemp(prefix="egs-activity-")
-            os.close(handle)
-            self._activity = Path(name)
         link.token = lease.token
-        self._group = make_group(lease.mark)
+        if not self._suspension:
+            if self._job.idle_s is not None:
+                handle, name = tempfile.mkstemp(prefix="egs-activity-")
+                os.close(handle)
+                self._activity = Path(name)
+            self._group = make_group(lease.mark)
         try:
             while True:
-                child = self._start(lease, view.gang)
+                child = self._suspension.end(view.id, lease.devices) or self._start(lease, view.gang)
                 link.processes = tuple(descendants(os.getpid()))
                 try:
                     code = self._watch(child, view, link)
                 finally:
                     self._close_terminal()
+                if self._suspension:
+                    return code
                 if self._is_to_end or not self._job.tries_again(self._tries, code):
                     break
                 self._say(f"run {view.id}: exit code {code}; it is started again, {self._tries} of {self._job.retries}")
@@ -196,7 +202,7 @@ class Supervisor:
             self._say(f"{self._command[0]}: {error.strerror}")
             return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
         finally:
-            if self._group is not None:
+            if self._group is not None and not self._suspension:
                 self._group.close()
         self._forget_activity()
         if self._is_evicted:
@@ -213,7 +219,7 @@ class Supervisor:
         """The run after the server has heard that nothing of it is left; on a signal its user wants its end."""
         assert view.lease is not None
         token, link.token, link.processes = view.lease.token, 0, ()
-        end = c.End(token=token, outcome="evicted", exit_code=code)
+        end = c.End(token=token, outcome="evicted", exit_code=code, aside=self._suspension.processes)
         self._is_evicted = self._is_to_end = False
         while True:
             try:
@@ -319,6 +325,10 @@ class Supervisor:
                 if isinstance(news, c.RunView) and news.stop and kill_at is None:
                     self._is_evicted = news.requeue and not self._is_to_end
                     self._is_to_end = True
+                    may_stay = self._is_evicted and self._job.suspends and code is None
+                    devices = view.lease.devices if view.lease is not None else ()
+                    if may_stay and self._suspension.begin(view.id, news.stop, child, devices):
+                        return 0
                     again = "; it starts again when its turn comes" if self._is_evicted else ""
                     self._say(f"run {view.id} has to end: {news.stop}{again}")
                     self._send(signal.SIGTERM, None)
@@ -353,6 +363,10 @@ class Supervisor:
                 ended = os.waitstatus_to_exitcode(status)
                 code = ended if ended >= 0 else 128 - ended
 
+    def _wait_for_all(self) -> None:
+        while not self._reap(0, None)[1]:
+            self._signal(LOOK_S)
+
     def _send(self, wanted: signal.Signals, pid: int | None) -> None:
         """To one process, or (None) to all of the command."""
         if pid is None and wanted is signal.SIGKILL and self._group is not None:
@@ -378,36 +392,10 @@ class Supervisor:
         return self._signals.next(patience_s)
 
     def _tell_end(self, view: c.RunView, outcome: str, code: int) -> None:
-        """Until the server has taken it, for a while, or until a signal: then it is kept, for a process that tells it
-        later."""
         assert view.lease is not None
         told = {"outcome": outcome, "exit_code": code, "work": self._work.told()}
         end = c.End.model_validate({"token": view.lease.token, **told})
-        until = time.monotonic() + TELL_END_S
-        is_kept = False
-        while True:
-            try:
-                self._client.end(view.id, end)
-                late_ends.forget(view)
-                return
-            except Refused as error:
-                problem: EgsError = error
-                if error.status != 409:
-                    break
-            except Unreachable as error:
-                problem = error
-                is_kept = is_kept or self._keep(view, end)
-            if time.monotonic() > until or self._signal(AGAIN_S) in ENDING:
-                break
-        later = "; it is kept, and told as soon as the server answers" if is_kept else ""
-        self._say(f"the end of run {view.id} could not be told{later} ({problem})")
-        late_ends.tell_later()
-
-    def _keep(self, view: c.RunView, end: c.End) -> bool:
-        with contextlib.suppress(OSError):
-            late_ends.keep(self._client.address, view, end)
-            return True
-        return False
+        late_ends.tell(self._client, view, end, self._say, lambda: self._signal(AGAIN_S) in ENDING)
 
 
 def request_of(fields: dict[str, object]) -> c.RunRequest:

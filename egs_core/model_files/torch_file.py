@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 import math
 import operator
 import time
@@ -41,7 +42,9 @@ def load_program(path: Path) -> Any:
     level = told.level
     told.setLevel(logging.CRITICAL)  # it logs a traceback of each file that is not its own
     try:
-        return torch.export.load(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of tensors that share a buffer, which nobody writes to here
+            return torch.export.load(path)
     except Exception as error:  # of zip files, of pickles, of torch's own schema
         line = " ".join(str(error).split())[:200] or type(error).__name__
         hint = "write one by torch.export.save(torch.export.export(model, inputs), FILE)"

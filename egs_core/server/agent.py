@@ -196,7 +196,8 @@ class Agent:
         now = h.Watches.model_validate_json(self._post("report", h.Report(session=self._session, number=0)))
         for view in now.watches:
             if (view.run, view.token) == (run, ask.token):
-                left = Snapshot().living(view.named, view.mark, view.supervisor)
+                there = Snapshot()
+                left = there.running(there.living(view.named, view.mark, view.supervisor), ask.aside)
                 return f"processes of its lease still run: {left[0].pid}" if left else ""
         return ""
 

@@ -348,7 +348,8 @@ def _end(logic: SiteLogic, who: Principal, run: str, ask: c.End, there: Snapshot
     """there: the processes of the host, as they were after the client had said that none of the lease is left."""
     watch = logic.watch(who, run)
     if watch is not None and there is not None and watch.token == ask.token:
-        left = there.living([one.asked() for one in watch.named], watch.mark, watch.supervisor.asked())
+        living = there.living([one.asked() for one in watch.named], watch.mark, watch.supervisor.asked())
+        left = there.running(living, ask.aside)
         if left:
             raise Refusal(409, f"processes of its lease still run: {left[0].pid}")
     return logic.end(who, run, ask)

@@ -173,7 +173,9 @@ def test_its_account_makes_so_many_placeholders_and_no_other_pod(site: Site) -> 
     theirs = made(site, 7) | {"spec": made(site)["spec"] | {"priorityClassName": ""}}
     owner = copy.deepcopy(theirs)
     owner["metadata"]["name"] = tried["an owner"]["metadata"]["ownerReferences"][0]["name"]
-    site.admin.create(PODS, owner, here)  # Kueue, where it is, refuses before any policy what one that is not there owns
+    site.admin.create(
+        PODS, owner, here
+    )  # Kueue, where it is, refuses before any policy what one that is not there owns
     said = {
         what: refusal(cluster, site, body, body["metadata"]["namespace"])
         for what, body in tried.items()

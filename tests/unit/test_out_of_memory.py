@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from egs_core.out_of_memory import GPU, HOST, lack_of
+from egs_core.out_of_memory import GPU, HOST, gpu_lack_in, lack_of
 
 
 def error_of(module: str, name: str, text: str = "", base: type[Exception] = RuntimeError) -> Exception:
@@ -65,3 +65,20 @@ def test_errors_that_cause_each_other_come_to_an_end() -> None:
     first, second = ValueError("a"), ValueError("b")
     first.__cause__, second.__cause__ = second, first
     assert lack_of(first) == ""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 16384.00 GiB. GPU 0 has a total capacity of …",
+        "cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 17,592,186,044,416 bytes (allocated so far: 0 …",
+        "jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1.00TiB with …",
+    ],
+)
+def test_what_a_command_prints_last(line: str) -> None:
+    """The lines with which programs of PyTorch 2.11, CuPy 14.2 and JAX 0.11 ended on an H200 that was too small."""
+    assert gpu_lack_in(f"step 3\nTraceback (most recent call last):\n{line}\n") == f"{GPU}: {line}"
+
+
+def test_what_a_command_prints_of_others() -> None:
+    assert gpu_lack_in("MemoryError\nKilled: out of memory\n") == ""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from egs_core.client import processes
 from egs_ray.worker import device_memory
 from egs_ray.worker.device_memory import (
     CUDA_FILE,
@@ -121,3 +124,33 @@ def test_waits_until_a_process_is_gone(user: int) -> None:
     assert not wait_until_gone(user, 0.05)
     os.kill(user, 9)
     assert wait_until_gone(user, 10.0)
+
+
+HALF_GONE = """
+import ctypes, threading, time
+threading.Thread(target=lambda: time.sleep(600)).start()
+print("begun", flush=True)
+ctypes.CDLL(None).syscall(60, 0)  # exit, of this thread alone
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the number of exit is that of x86-64")
+def test_one_whose_first_thread_alone_has_ended_is_there() -> None:
+    """The kernel calls such a process a zombie, while its other threads have all it had, on devices too: as a large
+    process does that is killed, for a moment. It is waited for, and counts as a lease's."""
+    begun = subprocess.Popen([sys.executable, "-c", HALF_GONE], stdout=subprocess.PIPE, text=True)
+    try:
+        assert begun.stdout is not None
+        begun.stdout.readline()
+        until = time.monotonic() + 30
+        while Path(f"/proc/{begun.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        assert not wait_until_gone(begun.pid, 0.05)
+        assert processes.process(begun.pid) is not None
+        begun.kill()
+        assert wait_until_gone(begun.pid, 10.0)
+        assert processes.process(begun.pid) is None
+    finally:
+        begun.kill()
+        begun.communicate()

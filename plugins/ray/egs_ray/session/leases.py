@@ -76,8 +76,16 @@ class Leases:
             return None
         lease, job = entry
         lease.peer, lease.devices, lease.pid = peer, tuple(message["devices"]), message["pid"]
-        lease.uuids = tuple(message.get("uuids", ()))
         self._by_peer[peer] = lease.id
+        return job
+
+    def named(self, message: Message) -> Job | None:
+        """A holder tells the UUIDs of its devices. None: the lease was given up meanwhile."""
+        entry = self._open.get(message["lease"])
+        if entry is None:
+            return None
+        lease, job = entry
+        lease.uuids = tuple(message["uuids"])
         return job
 
     def release(self, lease: Lease, after: int = 0) -> None:

@@ -100,9 +100,13 @@ class Phases:
         devices = tuple(int(d) if d.isdecimal() else i for i, d in enumerate(lease.devices))
         grant = msgspec.structs.replace(lease.grant, devices=devices)
         self.started(job, grant)
-        if lease.uuids:
-            self._shared.site.has_devices(job.number, lease.uuids)
+        self.lease_named(job)
         self.let_go(job)
+
+    def lease_named(self, job: Job) -> None:
+        """It is known which devices it has, and it has begun there."""
+        if job.lease is not None and job.lease.uuids and job.started:
+            self._shared.site.has_devices(job.number, job.lease.uuids)
 
     def lease_over(self, number: int) -> None:
         """A holder has ended that was not told to: ask Ray for another one, so that its books stay true."""

@@ -38,6 +38,11 @@ class Workers:
             if job is not None:
                 self._phases.lease_started(job)
             return
+        if message.get("m") == "named":
+            job = self._shared.leases.named(message)
+            if job is not None:
+                self._phases.lease_named(job)
+            return
         job = self._shared.submitted.get(message.get("task", 0))
         if message["m"] in ("saves", "saved"):
             self._stops.said(job, peer, message)

@@ -21,14 +21,16 @@ import sys
 import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 FOLDER = "EGS_DEVICE_FOLDER"
 """Environment variable: where device files are, if not in /dev. For tests on machines without a GPU."""
 
 CUDA_FILE = "nvidia-uvm"  # opened by every process that initialises CUDA, and by no other: NVML does without
 HOST_PROCESSES = "pid:[4026531836]"  # the kernel's number of the namespace in which NVML counts processes
-GONE_STATES = ("Z", "X", "x")  # a zombie has given all its memory back, on devices too
+GONE_STATES = ("Z", "X", "x")
+"""A zombie has given all its memory back, on devices too, once it is its last thread: one whose first thread has ended
+before the others is called a zombie as well, and has it until they have."""
 LOOK_S = 0.01
 
 
@@ -41,7 +43,7 @@ def family(pid: int) -> set[int]:
     """A process and all of its descendants."""
     children: dict[int, list[int]] = {}
     for stat in _read_stats():
-        children.setdefault(stat[1], []).append(stat[0])
+        children.setdefault(stat.parent, []).append(stat.pid)
     found, todo = {pid}, [pid]
     while todo:
         new = [child for child in children.get(todo.pop(), ()) if child not in found]
@@ -75,7 +77,7 @@ def release_cache() -> None:
 def wait_until_gone(pid: int, limit_s: float | None = None) -> bool:
     """Wait for a process of this machine to end; whether it has, within the limit (None: however long it takes)."""
     deadline = None if limit_s is None else time.monotonic() + limit_s
-    while (stat := _stat_of(f"/proc/{pid}/stat")) is not None and stat[2] not in GONE_STATES:
+    while (stat := _stat_of(f"/proc/{pid}/stat")) is not None and (stat.state not in GONE_STATES or stat.threads > 1):
         if deadline is not None and time.monotonic() > deadline:
             return False
         time.sleep(LOOK_S)
@@ -143,18 +145,25 @@ def _sees_all_processes() -> bool:
         return False
 
 
-def _read_stats() -> Iterator[tuple[int, int, str]]:
+class _Stat(NamedTuple):
+    pid: int
+    parent: int
+    state: str
+    threads: int
+
+
+def _read_stats() -> Iterator[_Stat]:
     for name in os.listdir("/proc"):
         stat = _stat_of(f"/proc/{name}/stat") if name.isdecimal() else None
         if stat is not None:
             yield stat
 
 
-def _stat_of(path: str) -> tuple[int, int, str] | None:
-    """(process, its parent, its state) from the kernel's line, whose second field may contain anything."""
+def _stat_of(path: str) -> _Stat | None:
+    """From the kernel's line, whose second field may contain anything."""
     try:
         line = Path(path).read_text(errors="replace")
     except OSError:
         return None
-    state, parent = line.rpartition(")")[2].split()[:2]
-    return int(line.partition(" ")[0]), int(parent), state
+    fields = line.rpartition(")")[2].split()
+    return _Stat(int(line.partition(" ")[0]), int(fields[1]), fields[0], int(fields[17]))

@@ -110,8 +110,9 @@ def hold(address: Address, lease: int) -> None:
     try:
         peer = connect(address)
         ids = [str(i) for i in ray.get_gpu_ids()]
-        word = {"m": "lease", "lease": lease, "devices": ids, "pid": os.getpid()}
-        peer.send({**word, "uuids": uuids(",".join(ids))})
+        peer.send({"m": "lease", "lease": lease, "devices": ids, "pid": os.getpid()})
+        if names := uuids(",".join(ids)):  # behind it: the driver answers late while it takes another process's memory
+            peer.send({"m": "named", "lease": lease, "uuids": names})
         while (message := _next_word(peer, lease))["m"] == "lend":
             _lend(peer, message)
         if message.get("after"):

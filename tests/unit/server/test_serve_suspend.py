@@ -1,0 +1,136 @@
+"""`egs run --suspend` at a real server: what is evicted is put aside, and goes on where it was. Devices are emulated:
+no driver has to copy anything; with a real one it is tried in `test_real_gpu.py`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from egs_core.client import messages as c
+from egs_core.client.http import Refused
+from egs_core.client.processes import descendants, is_stopped
+from egs_core.client.supervise import request_of
+from tests.unit.server.real_site import RealSite, wait_for
+from tests.unit.server.served import UNTIL, content
+
+COUNTS = """
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+open(sys.argv[1] + ".pids", "w").write(f"{os.getpid()} {child.pid}")
+number = 0
+while not os.path.exists(sys.argv[2]):
+    number += 1
+    open(sys.argv[1] + ".new", "w").write(f"{number} {os.environ['EGS_TRY']}")
+    os.replace(sys.argv[1] + ".new", sys.argv[1])
+    time.sleep(0.02)
+child.kill()
+sys.exit(7)
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[RealSite]:
+    found = RealSite(tmp_path / "site", gpus=1)
+    try:
+        found.start()
+        yield found
+    finally:
+        found.close()
+
+
+class Low:
+    """A run that counts, and has a process below it; it exits with 7 once it may."""
+
+    def __init__(self, site: RealSite, folder: Path) -> None:
+        self.file, self.go, self.site = folder / "low", folder / "low.go", site
+        words = ("--gpus", "1", "--suspend", "--name", "low", "--", sys.executable, "-c", COUNTS)
+        self.run = site.run(*words, str(self.file), str(self.go))
+        wait_for(lambda: self.count, "it counts")
+        self.pids = [int(pid) for pid in (folder / "low.pids").read_text().split()]
+
+    @property
+    def count(self) -> int:
+        return int((content(self.file) or "0").split()[0])
+
+
+def high(site: RealSite, folder: Path) -> Path:
+    """A run that goes first and has begun; the file that ends it."""
+    go = folder / "high.go"
+    words = ("--gpus", "1", "--priority", "5", "--name", "high", "--", sys.executable, "-c", UNTIL)
+    site.run(*words, str(folder / "high"), str(go), "0")
+    wait_for(lambda: content(folder / "high"), "the other has its GPU")
+    return go
+
+
+@pytest.mark.slow
+def test_it_stands_still_and_goes_on_in_the_same_processes(site: RealSite, tmp_path: Path) -> None:
+    """Both of its processes are stopped while the other has the GPU; then its count goes on from where it was, in its
+    first try, and its exit code is its own."""
+    low = Low(site, tmp_path)
+    go = high(site, tmp_path)
+    assert [is_stopped(pid) for pid in low.pids] == [True, True]
+    stood = low.count
+    go.touch()
+    wait_for(lambda: low.count > stood, "it counts on")
+    assert content(low.file).split()[1] == "1"
+    low.go.touch()
+    assert low.run.wait(60) == 7
+    said = low.run.communicate()[1]
+    assert "it is put aside, and goes on when its turn comes" in said
+    assert "goes on where it was" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["abort", "SIGTERM", "SIGKILL"])
+def test_what_is_aside_ends_with_its_run(site: RealSite, tmp_path: Path, how: str) -> None:
+    """By `egs abort`, by a signal to its `egs run`, and where that is killed: no stopped process is left."""
+    low = Low(site, tmp_path)
+    go = high(site, tmp_path)
+    if how == "abort":
+        site.egs("abort", site.open()["low"])
+    else:
+        low.run.send_signal(signal.Signals[how])
+    wait_for(lambda: not any(_is_there(pid) for pid in low.pids), "its processes have ended")
+    assert low.run.wait(60) in (143, -9)
+    go.touch()
+
+
+def _is_there(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_what_cannot_be_put_aside_is_refused(site: RealSite) -> None:
+    """With a terminal, with `--split` and in a gang it does nothing: one line that names both options."""
+    for other in (("--pty",), ("--split",), ("--gang", "a:2")):
+        done = site.egs("run", "--gpus", "1", "--suspend", *other, "--", "true")
+        assert (done.returncode, other[0] in done.stderr, "--suspend" in done.stderr) == (2, True, True)
+
+
+def test_an_end_is_not_taken_while_what_is_aside_runs(site: RealSite, tmp_path: Path) -> None:
+    """Whoever says that processes are stopped which run is refused: the lease is given to nobody before they are."""
+    low = Low(site, tmp_path)
+    os.kill(low.run.pid, signal.SIGSTOP)  # what its supervisor would do is done here
+    there = tuple(descendants(low.run.pid))
+    try:
+        site.client.submit(request_of({"name": "high", "gpus": 1, "priority": 5}))
+        view = site.client.view(site.open()["low"])
+        assert view.lease is not None
+        end = c.End(token=view.lease.token, outcome="evicted", exit_code=0, aside=there)
+        with pytest.raises(Refused, match="still run"):
+            site.client.end(view.id, end)
+        for one in there:
+            os.kill(one.pid, signal.SIGSTOP)
+        wait_for(lambda: all(is_stopped(one.pid) for one in there), "they are stopped")
+        assert site.client.end(view.id, end).state == "waiting"
+    finally:
+        for one in there:
+            os.kill(one.pid, signal.SIGKILL)
+        os.kill(low.run.pid, signal.SIGCONT)
