@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-import warnings
 import math
 import operator
 import time
+import warnings
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
