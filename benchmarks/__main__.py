@@ -17,7 +17,8 @@
     tiers     what advice on the kind of GPU saves, and its regret against the best known afterwards (EGS_DATA)
     flavors   jobs on three kinds of GPU: completion time and cost by policy (EGS_DATA has the measured speeds)
     fidelity  replays on a real Ray beside their simulation: how far the makespans are apart
-    gpu_paths what happens on a real GPU: device memory, contexts, what each phase sees (says so where there is none)
+    gpu_paths what happens on a real GPU: device memory, contexts, what each phase sees, and a
+              pipeline with PyTorch natively and with EGS (says so where there is none)
     server    durable leases a second from the site server, beside a shell without an engine
     limits    deadlines met when the engine is told of them and not, and what limits and deadlines cost it
     packing   GPU left unallocated when a cluster is full, by packing
@@ -142,7 +143,7 @@ def commands_of(suite: str, options: Options) -> list[list[str]]:
         less = ["--parts", "peers", "--sizes", "60"] if quick else []
         return [["-m", "benchmarks.model_split", "--json", "-", *less]]
     if suite == "gpu_paths":
-        return [["-m", "benchmarks.gpu_paths", "--json"]]
+        return [["-m", f"benchmarks.{one}", "--json"] for one in ("gpu_paths", "gpu_pipeline")]
     if suite == "tiers":
         return [["-m", "benchmarks.tiers", "--json", *(("--jobs", "300") if quick else ())]]
     if suite == "flavors":

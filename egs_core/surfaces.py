@@ -95,7 +95,7 @@ OWN = (
             "split": "yes: with --split, at `with egs.gpu():` in the command's own Python code",
             "preload": "no: a command's process begins with its turn",
             "gang": "yes: of runs with one name (--gang)",
-            "preempt": "yes: where it was started with --requeue",
+            "preempt": "yes: where it was started with --requeue or --suspend",
             "limits": "yes: a time box (--for), and idle time (--idle-timeout)",
             "abort": "yes",
             "audit": "no: nothing audits a site server",
