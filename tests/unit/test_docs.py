@@ -30,6 +30,16 @@ from scripts.reference.markdown import MissingText
 
 ROOT = Path(__file__).resolve().parents[2]
 OTHER_HOST = re.compile(r'<(?:script|link|img|iframe)[^>]+(?:src|href)="?(?:https?:)?//[^">]+')
+FOR_WHO_CHANGES_EGS = (
+    "architecture",
+    "testing",
+    "adding-a-framework",
+    "adding-a-hint",
+    "how-why-is-answered",
+    "what-tasks-tell",
+)
+FOLDERS = ("benchmarks", "egs_core", "examples", "plugins", "scripts", "tests")
+PLACE = re.compile(r"`([\w/]+\.py)(?::(\w+))?`")
 PROFILE = [model for model in vars(profile).values() if isinstance(model, type) and issubclass(model, FileModel)]
 
 
@@ -105,3 +115,29 @@ def test_nested_models_are_found() -> None:
 def test_every_environment_variable_is_described() -> None:
     """What the code names is in the table, or listed as internal; and nothing else is."""
     assert set(variables_in_code()) == VARIABLES.keys() | INTERNAL.keys()
+
+
+@pytest.mark.parametrize("page", FOR_WHO_CHANGES_EGS)
+def test_a_page_names_code_that_is_there(page: str) -> None:
+    """Each `file.py` on a page for who changes EGS ends the path of a file here, which has what `file.py:name` names: a
+    function, class or method."""
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    assert missing(text) == []
+
+
+def missing(text: str) -> list[str]:
+    """The places that a text names and that are not there."""
+    paths = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
+    found = []
+    for file, name in PLACE.findall(text):
+        stated = re.compile(rf"^\s*(?:async )?(?:def|class) {name}\b", re.MULTILINE) if name else re.compile("")
+        meant = [path for path in paths if path.as_posix().endswith(f"/{file}")]
+        if not any(stated.search(path.read_text(encoding="utf-8")) for path in meant):
+            found.append(f"{file}:{name}" if name else file)
+    return found
+
+
+def test_what_is_not_there_is_found() -> None:
+    """A file that is gone, a function that another file has, and none of what is there."""
+    text = "`engine/explain.py:explain` `explain.py`, `nowhere.py` and `engine/explain.py:why_words` are there"
+    assert missing(text) == ["nowhere.py", "engine/explain.py:why_words"]

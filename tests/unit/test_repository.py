@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -182,3 +184,41 @@ def test_the_versions_agree() -> None:
     for path in project_files()[1:]:
         needs = [d for d in tomllib.loads(path.read_text())["project"]["dependencies"] if d.startswith("egs-core")]
         assert needs == [f"egs-core>={minor}.0,<0.{int(minor.split('.')[1]) + 1}"], path
+
+
+def test_every_decision_is_listed_once() -> None:
+    """docs/decisions/README.md has one line for each record, by its title, with what has taken its place since; a line
+    for nothing else. What is missing is shown as it has to be."""
+    folder = ROOT / "docs" / "decisions"
+    listed = Counter(line for line in (folder / "README.md").read_text().splitlines() if line.startswith("- "))
+    wanted = Counter(line_of_decision(path.name, path.read_text()) for path in folder.glob("[0-9]*.md"))
+    assert (wanted - listed, listed - wanted) == (Counter(), Counter())
+
+
+def line_of_decision(name: str, text: str) -> str:
+    """Of a record in the list. The lines in italics below its heading name its successors."""
+    heading, *rest = text.split("\n\n")
+    number, title = heading.removeprefix("# ").split(". ", 1)
+    note = " ".join(itertools.takewhile(lambda part: re.match(r"\*[^*]", part), rest))
+    successors = dict.fromkeys(re.findall(r"\]\(([0-9]{4}-[^)]+)\)", note))
+    how = "superseded" if note.startswith("*Superseded") else "changed"
+    by = ", ".join(f"[{int(one[:4])}]({one})" for one in successors)
+    return f"- [{number}]({name}): {title}" + (f"; {how} by {by}" if by else "")
+
+
+@pytest.mark.parametrize(
+    ("below", "told"),
+    [
+        (
+            "*Superseded. It was a gate: [b](0008-b.md), [c](0009-c.md).*",
+            "; superseded by [8](0008-b.md), [9](0009-c.md)",
+        ),
+        ("*How many, see [b](0008-b.md).*\n\n*And [c](0009-c.md).*", "; changed by [8](0008-b.md), [9](0009-c.md)"),
+        ("**Decided.** As [b](0008-b.md) has it.", ""),
+        ("## Context\n\n*See* [b](0008-b.md).", ""),
+    ],
+)
+def test_what_has_taken_a_decisions_place_is_read(below: str, told: str) -> None:
+    """From the lines in italics below its heading alone: other links are no successors."""
+    line = line_of_decision("0007-a.md", f"# 7. A gate. Once\n\n{below}\n\nMore [d](0010-d.md).\n")
+    assert line == f"- [7](0007-a.md): A gate. Once{told}"
