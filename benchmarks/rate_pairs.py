@@ -6,23 +6,25 @@ rate     the random graph of `benchmarks.rate`: 5,000 tasks on 32 slots, under t
 large    125 nodes with 1,000 devices, 200 workloads with 100,000 tasks at once (`throughput_cluster`), once they have
          been taken in: the first --phases phases
 
-Every figure is from a process of its own, which runs one side's code with that checkout's `.venv` where it has one; the
-sides take turns at going first. A ratio is the other's CPU seconds over ours, so above 1 this checkout is faster; its
-lower bound is that of the 95 % confidence interval of the mean of its logarithms (Student's t). With --check the exit
-code is 1 where a lower bound is below the given factor.
+Every figure is from a process of its own, as in `benchmarks.pairs`, which does the same for any command. A ratio is the
+other's CPU seconds over ours, the median of the pairs', so above 1 this checkout is faster; its lower bound is that of
+the 95 % confidence interval of the mean of its logarithms (Student's t). With --check the exit code is 1 where a lower
+bound is below the given factor.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
-import statistics
-import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from benchmarks.pairs import Side, Way, in_turns, side_of, take
+from egs_core.errors import InputError
+from egs_core.runlog.claims import claim_of
 
 ROOT = Path(__file__).resolve().parents[1]
 RATE = """
@@ -42,59 +44,17 @@ from egs_core.engine import EngineConfig
 graphs = mixed_graphs(200, 100_000, 1)
 print(drive(cluster(125), graphs, EngineConfig(search_placements=0), most={phases}).run_s)
 """
-# Student's t, two-sided 95 %, by degrees of freedom
-T95 = (
-    12.71,
-    4.30,
-    3.18,
-    2.78,
-    2.57,
-    2.45,
-    2.36,
-    2.31,
-    2.26,
-    2.23,
-    2.20,
-    2.18,
-    2.16,
-    2.14,
-    2.13,
-    2.12,
-    2.11,
-    2.10,
-    2.09,
-)
 
 
-def cpu_s(checkout: Path, script: str) -> float:
-    """What the script says that it took, run in the checkout."""
-    own = checkout / ".venv" / "bin" / "python"
-    python = str(own) if own.exists() else sys.executable
-    done = subprocess.run([python, "-c", script], cwd=checkout, check=True, stdout=subprocess.PIPE, text=True)
-    return float(done.stdout)
-
-
-def bounds_of(ratios: Sequence[float]) -> tuple[float, float, float]:
-    """Mean of the ratios (geometric), and its 95 % confidence interval."""
-    logs = [math.log(ratio) for ratio in ratios]
-    mean = statistics.fmean(logs)
-    if len(logs) < 2:
-        return math.exp(mean), 0.0, math.inf
-    t = T95[min(len(logs) - 2, len(T95) - 1)]
-    half = t * statistics.stdev(logs) / math.sqrt(len(logs))
-    return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
-
-
-def measure(against: Path, script: str, pairs: int) -> dict[str, Any]:
-    """Both sides of every pair, the one that goes first taking turns."""
-    ours: list[float] = []
-    theirs: list[float] = []
-    for number in range(pairs):
-        for checkout in (ROOT, against) if number % 2 else (against, ROOT):
-            (ours if checkout is ROOT else theirs).append(cpu_s(checkout, script))
-        print(f"pair {number + 1}: {theirs[-1] / ours[-1]:.3f}", file=sys.stderr, flush=True)
-    ratio, low, high = bounds_of([b / a for a, b in zip(ours, theirs, strict=True)])
-    return {"ratio": ratio, "low": low, "high": high, "pairs": pairs, "ours_cpu_s": ours, "theirs_cpu_s": theirs}
+def measure(sides: Sequence[Side], script: str, pairs: int) -> dict[str, Any]:
+    """Both sides of every pair, the other checkout and this one: how many times as fast this one is."""
+    command = ["python", "-c", script]
+    found = in_turns(pairs, lambda number: take(sides[number], command, Way(printed=True)))
+    claim = claim_of(found, least_s=0.0)
+    assert claim is not None, "each run takes seconds"
+    theirs, ours = zip(*found, strict=True)
+    row = {"ratio": claim.ratio, "low": claim.low, "high": claim.high, "pairs": pairs}
+    return row | {"ours_cpu_s": ours, "theirs_cpu_s": theirs}
 
 
 def main() -> int:
@@ -111,7 +71,13 @@ def main() -> int:
     arguments = parser.parse_args()
     scripts = {"rate": RATE.format(repeats=arguments.repeats), "large": LARGE.format(phases=arguments.phases)}
     chosen = [arguments.only] if arguments.only else list(scripts)
-    found = {name: measure(arguments.against.resolve(), scripts[name], arguments.pairs) for name in chosen}
+    try:
+        with tempfile.TemporaryDirectory(prefix="egs-pairs-") as own:
+            sides = [side_of(arguments.against, Path(own) / "theirs"), side_of(ROOT, Path(own) / "ours")]
+            found = {name: measure(sides, scripts[name], arguments.pairs) for name in chosen}
+    except InputError as error:
+        print(f"benchmarks.rate_pairs: {error}", file=sys.stderr)
+        return 2
     if arguments.json:
         print(json.dumps(found))
     else:
