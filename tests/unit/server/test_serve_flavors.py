@@ -16,8 +16,8 @@ from egs_core.client.requests import GpuRequest
 from tests.unit.server.real_site import RealSite, wait_for
 
 TASK = """#!/bin/sh
-# emulated speeds: on device 1 it takes half as long as on device 0
-if [ "$CUDA_VISIBLE_DEVICES" = 1 ]; then sleep 0.6; else sleep 1.2; fi
+# emulated speeds: its first run, on device 0, takes 5 s, all others no time, so that no busy machine turns that round
+if [ "$CUDA_VISIBLE_DEVICES" = 0 ] && [ ! -e "$1" ]; then sleep 5; fi
 echo "$CUDA_VISIBLE_DEVICES" > "$1"
 """
 HOLD = 'while [ ! -e "$0" ]; do sleep 0.05; done'
