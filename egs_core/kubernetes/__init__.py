@@ -11,22 +11,22 @@ telling      what is written into a pod that waits; standing: where a pod stands
 priorities   the order of what waits in Kueue, as priorities of its Workloads
 foreseen     when and where what waits will probably start; coming: the next steps of runs of Argo
 images       what pods are made of, and nodes have
-preloads     which pods load images ahead, made or removed
+preloads     which pods load images ahead, made or removed; placeholders: which stand for a node that is not there yet
 tiers        a limit of GPUs as a claim with tiers
 admission    what the webhook writes into a pod that is about to be made
                                                             (all of these are pure: time is an argument)
 session      a site (`egs_core.site`) that is told of the pods of a cluster
 joining      the same at the site server that `EGS_URL` names, and what becomes of it without
-cluster      the API server: list, watch, patch; mirror: what was listed, kept up to date by watches
+cluster      the API server: list, watch, patch; mirror: what was listed, kept up to date by watches; clock: its clock
 claiming     devices and claims, put into nodes and pods
 leader       one of several controllers leads, by a Lease
 controller   the loop; kueue: its part for what waits in Kueue; opening: what both write; writing: a few at a time
 overdue      the second process, which opens what is overdue
 webhook      the admission webhook, in the controller's process; certificate: its own
-preempting   what is deleted so that another may start; preloading: what loads images ahead
+preempting   what is deleted so that another may start; preloading, capacity: makes and removes preloads, placeholders
 steering     ending a run or a pod, with the rights of whoever asks; pausing: pausing it
 manifests    what all of that needs in the cluster; chart: the same for Helm; guard: what it may not do there
-leaving      how it goes again
+leaving      how it goes again; profiled: what a profile says and the cluster has not
 
 Nothing else of the core imports this room but the command line.
 """

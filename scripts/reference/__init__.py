@@ -21,6 +21,7 @@ from scripts.reference.files import (
     rules_file_page,
 )
 from scripts.reference.hints import hints_page
+from scripts.reference.modules import modules_page
 from scripts.reference.ray_options import ray_options_page
 
 PAGES: dict[str, Callable[[], str]] = {
@@ -36,5 +37,6 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/ray-options.md": ray_options_page,
     "reference/airflow-options.md": airflow_options_page,
     "reference/environment.md": environment_page,
+    "reference/modules.md": modules_page,
 }
 """Path in the site -> what writes it."""

@@ -23,6 +23,7 @@ from egs_core.queues import Queue, Quota, TaskLimits
 from egs_core.yaml_file import FileModel
 from egs_kubeflow.rewrite import profile
 from egs_ray import Options
+from scripts import modules
 from scripts.reference import PAGES
 from scripts.reference.environment import INTERNAL, VARIABLES, variables_in_code
 from scripts.reference.files import models_below, rows_of
@@ -40,6 +41,10 @@ FOR_WHO_CHANGES_EGS = (
 )
 FOLDERS = ("benchmarks", "egs_core", "examples", "plugins", "scripts", "tests")
 PLACE = re.compile(r"`([\w/]+\.py)(?::(\w+))?`")
+CODE = ("egs_core", "plugins/*/egs_*", "benchmarks")
+MODULES = [
+    str(path.relative_to(ROOT)) for folder in CODE for path in ROOT.glob(f"{folder}/**/*.py") if path.stem[0] != "_"
+]
 PROFILE = [model for model in vars(profile).values() if isinstance(model, type) and issubclass(model, FileModel)]
 
 
@@ -87,6 +92,7 @@ def test_broken_links_end_the_build(tmp_path: Path) -> None:
         ("cluster-file", [key for model in (Nodes, Flavor) for key in model.model_fields]),
         ("devices-file", [key for model in (Devices, Device) for key in model.model_fields]),
         ("prices-file", [key for model in (PriceFile, PricedFlavor, Price, PricedNodes) for key in model.model_fields]),
+        ("modules", MODULES),
         ("kubeflow-profile", [key for model in PROFILE for key in model.model_fields]),
     ],
 )
@@ -141,3 +147,22 @@ def test_what_is_not_there_is_found() -> None:
     """A file that is gone, a function that another file has, and none of what is there."""
     text = "`engine/explain.py:explain` `explain.py`, `nowhere.py` and `engine/explain.py:why_words` are there"
     assert missing(text) == ["nowhere.py", "engine/explain.py:why_words"]
+
+
+def test_each_module_beside_the_packages_is_explained() -> None:
+    """`egs_core` has some forty modules at its top: architecture.md says of each what it is for."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    assert [path.name for path in (ROOT / "egs_core").glob("[a-z]*.py") if f"`{path.name}`" not in text] == []
+
+
+def test_a_folders_modules_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each in a line with what it says of itself first; a folder without any is one line on stderr."""
+    assert modules.main("egs_core/site/") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert (
+        "protocol.py: The protocol between a site and a holder of work (an adapter's session, an agent, `egs run`)."
+        in lines
+    )
+    assert len(lines) == len(list((ROOT / "egs_core" / "site").glob("[a-z]*.py")))
+    assert modules.main("nowhere") == 2
+    assert capsys.readouterr().err == "no modules in nowhere: name one, as egs_core/server\n"
