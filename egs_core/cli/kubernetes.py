@@ -18,10 +18,10 @@ from egs_core.client.places import URL, parse_url
 from egs_core.errors import EgsError, InputError
 from egs_core.hint_checks import check_limit
 from egs_core.kubernetes import names
-from egs_core.kubernetes.capacity import Ahead
 from egs_core.kubernetes.gates import RELEASE_BY_S
 from egs_core.kubernetes.images import PULL_S
 from egs_core.kubernetes.placeholders import IMAGE, NODE_S
+from egs_core.kubernetes.placeholding import PlaceholderSettings
 from egs_core.kubernetes.tiers import rule_of
 from egs_core.units import parse_seconds
 
@@ -162,7 +162,7 @@ def controller(
         with_kueue=kueue,
         preempts=preempt,
         preloads=preload,
-        placeholders=_ahead(placeholders, node_time, placeholder_image, site),
+        placeholders=_placeholder_settings(placeholders, node_time, placeholder_image, site),
         pull_s=parse_seconds(pull_time, "--pull-time") if pull_time else (site and site.pull_s) or PULL_S,
         limits=Rules(
             _limit(cpu_limit, "--cpu-limit") or (site.cpu_limit_s if site else None),
@@ -286,7 +286,7 @@ def manifests(
         token_secret,
         egs_queue,
         ca_config_map,
-        _ahead(placeholders, node_time, placeholder_image),
+        _placeholder_settings(placeholders, node_time, placeholder_image),
         tuple(rule_of(one, "--claim") for one in claim or ()),
     )
     if helm is None:
@@ -345,7 +345,9 @@ for _command in (
     kubernetes.command(_command.__name__)(_command)
 
 
-def _ahead(most: int | None, node_time: str, image: str, site: ClusterProfile | None = None) -> Ahead:
+def _placeholder_settings(
+    most: int | None, node_time: str, image: str, site: ClusterProfile | None = None
+) -> PlaceholderSettings:
     """What is said, else what the profile says. Raises InputError for what would do nothing."""
     many = most if most is not None else site.placeholders if site else 0
     for option, stated in (("--node-time", node_time), ("--placeholder-image", image)):
@@ -356,7 +358,7 @@ def _ahead(most: int | None, node_time: str, image: str, site: ClusterProfile | 
     node_s = parse_seconds(node_time, "--node-time") if node_time else (site and site.node_s) or NODE_S
     if node_s < 1:
         raise InputError("--node-time", "is less than a second", "say how long a node takes to come, such as 3m")
-    return Ahead(many, node_s, image or (site.placeholder_image if site else "") or IMAGE)
+    return PlaceholderSettings(many, node_s, image or (site.placeholder_image if site else "") or IMAGE)
 
 
 def _limit(stated: str, place: str) -> float | None:

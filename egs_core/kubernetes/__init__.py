@@ -23,7 +23,7 @@ leader       one of several controllers leads, by a Lease
 controller   the loop; kueue: its part for what waits in Kueue; opening: what both write; writing: a few at a time
 overdue      the second process, which opens what is overdue
 webhook      the admission webhook, in the controller's process; certificate: its own
-preempting   what is deleted so that another may start; preloading, capacity: makes and removes preloads, placeholders
+preempting   what is deleted so that another may start; preloading, placeholding: what makes these and removes them
 steering     ending a run or a pod, with the rights of whoever asks; pausing: pausing it
 manifests    what all of that needs in the cluster; chart: the same for Helm; guard: what it may not do there
 leaving      how it goes again; profiled: what a profile says and the cluster has not

@@ -19,7 +19,6 @@ from typing import Any
 import msgspec
 
 from egs_core.kubernetes import foreseen, gates, names, placeholders, places, telling
-from egs_core.kubernetes.capacity import Ahead, Capacity
 from egs_core.kubernetes.claiming import Claiming
 from egs_core.kubernetes.cluster import NODES, PODS, WORKFLOWS, ApiError, Cluster
 from egs_core.kubernetes.coming import to_come
@@ -31,6 +30,7 @@ from egs_core.kubernetes.limits import Limiting, Rules
 from egs_core.kubernetes.mirror import Mirror
 from egs_core.kubernetes.opening import limit, open_gate, tell_why
 from egs_core.kubernetes.paths import Traces
+from egs_core.kubernetes.placeholding import PlaceholderSettings, Placeholding
 from egs_core.kubernetes.pods import Node, Pod, node_of, pod_of, with_pauses
 from egs_core.kubernetes.preempting import Preempting
 from egs_core.kubernetes.preloading import Preloading
@@ -70,7 +70,7 @@ class Settings(msgspec.Struct, frozen=True):
     preempts: bool = False
     preloads: bool = False
     pull_s: float = PULL_S
-    placeholders: Ahead = Ahead()
+    placeholders: PlaceholderSettings = PlaceholderSettings()
     url: str = ""
     cluster_name: str = ""
     queue: str = ""
@@ -106,7 +106,7 @@ class Controller:
             Preempting(cluster, lambda: self._workflows.items().values(), say) if settings.preempts else None
         )
         self._preloading = Preloading(cluster, settings.pull_s, self._note) if settings.preloads else None
-        self._capacity = Capacity(cluster, settings.placeholders, settings.lease_namespace, self._note)
+        self._placeholding = Placeholding(cluster, settings.placeholders, settings.lease_namespace, self._note)
         self._preloads = Mirror(
             cluster,
             PODS,
@@ -192,7 +192,7 @@ class Controller:
         everything, nodes = self._claiming.applied(self._pods.items(), self._nodes.items().values(), now)
         self._note("devices", self._claiming.problem)
         pods = self._served(everything)
-        listed, stand_ins = self._capacity.split(everything)
+        listed, stand_ins = self._placeholding.split(everything)
         others = {uid: msgspec.structs.replace(pod, run="") for uid, pod in listed.items() if uid not in pods}
         self._limiting.look(pods.values(), now)
         self._open(gates.overdue(pods.values(), now, self._settings.longest_s), in_line=True)
@@ -330,7 +330,7 @@ class Controller:
     def _have_nodes_added(self, there: list[Pod], pods: dict[str, Pod], nodes: list[Node], now: float) -> None:
         """Placeholders for what the nodes there leave waiting. At a site server quotas say who waits, and
         no node would change that."""
-        if self._gated is None or not self._capacity.is_due(there, now):
+        if self._gated is None or not self._placeholding.is_due(there, now):
             return
         opened = {
             uid for uid, pod in self._pods.items().items() if not pod.is_gated and uid in pods and pods[uid].is_gated
@@ -338,7 +338,7 @@ class Controller:
         pods |= {uid: msgspec.structs.replace(pods[uid], is_gated=False) for uid in opened}  # in this very step
         coming = to_come(self._traces.runs(), now)[: foreseen.MOST]
         wanted = [] if self._gated.is_shared else placeholders.to_stand_for(pods, self._gated.order(), coming)
-        self._capacity.look(wanted, there, pods, nodes, now, lambda: self.leader.leads)
+        self._placeholding.look(wanted, there, pods, nodes, now, lambda: self.leader.leads)
 
     def _placeless(self, pods: Iterable[Pod], nodes: list[Node]) -> set[str]:
         """Pods, by uid, that no node could ever take; demands are looked at once each."""

@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 
 from egs_core.kubernetes import names
-from egs_core.kubernetes.capacity import Ahead
 from egs_core.kubernetes.cluster import Kind
 from egs_core.kubernetes.gates import RELEASE_BY_S
 from egs_core.kubernetes.guard import API as ADMISSION
 from egs_core.kubernetes.guard import placeholder_rules, policies
+from egs_core.kubernetes.placeholding import PlaceholderSettings
 from egs_core.kubernetes.tiers import ClaimRule, said
 
 Object = dict[str, Any]
@@ -48,10 +48,10 @@ CA_FOLDER = "/etc/egs-ca"
 
 class Installation(msgspec.Struct, frozen=True):
     """What is installed. serve: namespaces whose pods are served; none named: all but the system's. arguments: more of
-    the controller's; preempts: it may delete pods that make way; preloads: it may make pods that load images; ahead:
-    and so many that stand for what needs a node. url: of the site server that it joins; token_secret: the Secret with
-    its token, under `token`; queue: its `EGS_QUEUE`; ca: the ConfigMap with the certificates that its `EGS_CA` names,
-    under `ca.crt`. claims: what its webhook claims in the place of limits."""
+    the controller's; preempts: it may delete pods that make way; preloads: it may make pods that load images;
+    placeholders: and so many that stand for what needs a node. url: of the site server that it joins; token_secret: the
+    Secret with its token, under `token`; queue: its `EGS_QUEUE`; ca: the ConfigMap with the certificates that its
+    `EGS_CA` names, under `ca.crt`. claims: what its webhook claims in the place of limits."""
 
     image: str = ""
     namespace: str = names.SYSTEM
@@ -64,7 +64,7 @@ class Installation(msgspec.Struct, frozen=True):
     token_secret: str = ""
     queue: str = ""
     ca: str = ""
-    ahead: Ahead = Ahead()
+    placeholders: PlaceholderSettings = PlaceholderSettings()
     claims: tuple[ClaimRule, ...] = ()
 
 
@@ -81,11 +81,11 @@ def objects(of: Installation) -> list[Object]:
         *policies(
             dict.fromkeys((names.CONTROLLER, names.OVERDUE), of.namespace),
             preloads=of.preloads,
-            placeholder=placeholder_rules(of.namespace, of.ahead.image) if of.ahead.most else (),
+            placeholder=placeholder_rules(of.namespace, of.placeholders.image) if of.placeholders.most else (),
             classes=sorted({one.device_class for one in of.claims}),
         ),
         *([_priority_class(names.PRELOAD_CLASS, PRELOAD_PRIORITY, _ABOUT_PRELOADS)] if of.preloads else []),
-        *(_for_placeholders(of) if of.ahead.most else []),
+        *(_for_placeholders(of) if of.placeholders.most else []),
         _service(of),
         _deployment(of),
         _cron_job(of),
@@ -128,7 +128,11 @@ def _rights(of: Installation) -> list[Object]:
     return [
         *_granted(names.CONTROLLER, "", controller, names.CONTROLLER, here),
         *_granted(f"{names.CONTROLLER}-lease", here, lease, names.CONTROLLER, here),
-        *(_granted(f"{names.CONTROLLER}-placeholders", here, makes, names.CONTROLLER, here) if of.ahead.most else []),
+        *(
+            _granted(f"{names.CONTROLLER}-placeholders", here, makes, names.CONTROLLER, here)
+            if of.placeholders.most
+            else []
+        ),
         *(
             one
             for where in of.serve or ("",)
@@ -167,7 +171,7 @@ def _deployment(of: Installation) -> Object:
     host = f"{names.CONTROLLER}.{of.namespace}.svc"
     arguments = ["kubernetes", "controller", "--webhook-host", host, f"--webhook-port={PORT}", *_stated(of)]
     chosen = {"--preempt": of.preempts, "--preload": of.preloads}
-    more = [*(one for one, is_chosen in chosen.items() if is_chosen), *_stated_ahead(of.ahead)]
+    more = [*(one for one, is_chosen in chosen.items() if is_chosen), *_stated_placeholders(of.placeholders)]
     more += [*(f"--claim={said(one)}" for one in of.claims), *of.arguments]
     pod = _pod_spec(of, names.CONTROLLER, [*arguments, "--lease-namespace", of.namespace, *more])
     probe = {"httpGet": {"path": "/healthz", "port": PORT, "scheme": "HTTPS"}, "periodSeconds": 5}
@@ -213,9 +217,9 @@ def _stated(of: Installation) -> list[str]:
     return [f"--release-by={of.release_by_s:.0f}s", *(f"--serve={one}" for one in of.serve)]
 
 
-def _stated_ahead(ahead: Ahead) -> list[str]:
-    stated = [f"--placeholders={ahead.most}", f"--node-time={ahead.node_s:.0f}s", f"--placeholder-image={ahead.image}"]
-    return stated if ahead.most else []
+def _stated_placeholders(asked: PlaceholderSettings) -> list[str]:
+    stated = [f"--placeholders={asked.most}", f"--node-time={asked.node_s:.0f}s", f"--placeholder-image={asked.image}"]
+    return stated if asked.most else []
 
 
 def _pod_spec(of: Installation, account: str, arguments: list[str]) -> Object:
@@ -249,7 +253,7 @@ def _for_placeholders(of: Installation) -> list[Object]:
     """Their class, and how many pods may have it where they are made."""
     name = names.PLACEHOLDER_CLASS
     scope = {"scopeName": "PriorityClass", "operator": "In", "values": [name]}
-    spec = {"hard": {"pods": str(of.ahead.most)}, "scopeSelector": {"matchExpressions": [scope]}}
+    spec = {"hard": {"pods": str(of.placeholders.most)}, "scopeSelector": {"matchExpressions": [scope]}}
     return [
         _priority_class(name, PLACEHOLDER_PRIORITY, _ABOUT_PLACEHOLDERS),
         _made("v1", "ResourceQuota", name, of.namespace, spec=spec),

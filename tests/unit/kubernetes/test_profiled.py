@@ -14,9 +14,9 @@ pytest.importorskip("kubernetes", reason="the client of Kubernetes is not instal
 
 from egs_core.adapter import ClusterProfile, ProfiledPool
 from egs_core.cli.app import run
-from egs_core.kubernetes.capacity import Ahead
 from egs_core.kubernetes.cluster import Cluster
 from egs_core.kubernetes.controller import Controller, Settings
+from egs_core.kubernetes.placeholding import PlaceholderSettings
 from egs_core.kubernetes.pods import node_of
 from egs_core.kubernetes.profiled import differences
 from tests.unit.kubernetes.emulated_api import EmulatedApi
@@ -116,19 +116,28 @@ def test_the_controller_serves_the_profiles_namespace_and_says_what_is_missing(
 
 
 @pytest.mark.parametrize(
-    ("words", "site", "ahead"),
+    ("words", "site", "settings"),
     [
-        ([], "", Ahead()),
-        ([], "capacity: {placeholders: 4, node_takes: 5m, image: mirror/pause}\n", Ahead(4, 300.0, "mirror/pause")),
-        (["--placeholders", "2", "--node-time", "1m"], "capacity: {placeholders: 4}\n", Ahead(2, 60.0)),
-        (["--placeholders", "0"], "capacity: {placeholders: 4}\n", Ahead()),
+        ([], "", PlaceholderSettings()),
+        (
+            [],
+            "capacity: {placeholders: 4, node_takes: 5m, image: mirror/pause}\n",
+            PlaceholderSettings(4, 300.0, "mirror/pause"),
+        ),
+        (["--placeholders", "2", "--node-time", "1m"], "capacity: {placeholders: 4}\n", PlaceholderSettings(2, 60.0)),
+        (["--placeholders", "0"], "capacity: {placeholders: 4}\n", PlaceholderSettings()),
     ],
 )
 def test_nodes_are_asked_for_as_the_profile_says_unless_it_is_said(
-    words: list[str], site: str, ahead: Ahead, api: EmulatedApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: list[str],
+    site: str,
+    settings: PlaceholderSettings,
+    api: EmulatedApi,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """How many placeholders, how long a node takes and what they run; none where nobody says so."""
-    assert _settings(words, site, api, tmp_path, monkeypatch).placeholders == ahead
+    assert _settings(words, site, api, tmp_path, monkeypatch).placeholders == settings
 
 
 @pytest.mark.parametrize(

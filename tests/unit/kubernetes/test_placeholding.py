@@ -13,11 +13,11 @@ pytest.importorskip("kubernetes", reason="the client of Kubernetes is not instal
 
 from egs_core.cli.app import run
 from egs_core.kubernetes import names
-from egs_core.kubernetes.capacity import Ahead, Capacity
 from egs_core.kubernetes.cluster import ApiError, Cluster, Kind
 from egs_core.kubernetes.controller import Settings
 from egs_core.kubernetes.manifests import Installation, objects
 from egs_core.kubernetes.placeholders import made
+from egs_core.kubernetes.placeholding import PlaceholderSettings, Placeholding
 from egs_core.kubernetes.pods import moment, pod_of
 from tests.unit.kubernetes.controlled import controlled
 from tests.unit.kubernetes.emulated_api import EmulatedApi
@@ -29,14 +29,14 @@ from tests.unit.kubernetes.test_steering import api
 
 __all__ = ["api"]  # the fixture
 
-TWO = Ahead(most=2)
+TWO = PlaceholderSettings(most=2)
 
 
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is looked at each ten seconds is looked at in each step."""
-    monkeypatch.setattr("egs_core.kubernetes.capacity.LOOK_S", 0.0)
-    monkeypatch.setattr("egs_core.kubernetes.capacity.HELD_S", 0.0)
+    monkeypatch.setattr("egs_core.kubernetes.placeholding.LOOK_S", 0.0)
+    monkeypatch.setattr("egs_core.kubernetes.placeholding.HELD_S", 0.0)
 
 
 def there(api: EmulatedApi) -> list[dict[str, Any]]:
@@ -124,17 +124,17 @@ class Refusing(Cluster):
 def test_one_that_is_refused_is_one_line_and_not_tried_again_at_once(api: EmulatedApi) -> None:
     """Ten minutes later it is."""
     cluster, said = Refusing(api.kubeconfig), list[str]()
-    capacity = Capacity(cluster, TWO, names.SYSTEM, lambda about, problem: said.append(f"{about}: {problem}"))
+    placeholding = Placeholding(cluster, TWO, names.SYSTEM, lambda about, problem: said.append(f"{about}: {problem}"))
     full_node = [pod_of(pod("x", gate=False, spec={"nodeName": "n1"}))]
     for later_s, asked in ((0, 1), (10, 1), (601, 2)):
-        capacity.look([waits("a"), waits("b")], [], {"x": full_node[0]}, [], NOW + later_s)
+        placeholding.look([waits("a"), waits("b")], [], {"x": full_node[0]}, [], NOW + later_s)
         assert cluster.asked == asked
     assert said == ["placeholders: 403: no right: none is made for 10 minutes"] * 2
 
 
 def test_who_leaves_takes_placeholders_along(api: EmulatedApi, capsys: pytest.CaptureFixture[str]) -> None:
     """With their class and quota; a pod of others with that label stays."""
-    for one in objects(Installation("egs:1", ahead=TWO)):
+    for one in objects(Installation("egs:1", placeholders=TWO)):
         kind = one["kind"].lower()
         api.add(kind[:-1] + "ies" if kind.endswith("y") else kind + ("es" if kind.endswith("s") else "s"), one)
     ours = made(f"egs-placeholder-{ONE.key}-0", ONE, names.SYSTEM, "pause")
@@ -179,7 +179,7 @@ def test_the_manifests_are_objects_of_kubernetes() -> None:
     """By the official schema of 1.36, with preloads too."""
     validate = pytest.importorskip("kubernetes_validate").validate
     for preloads in (False, True):
-        for one in objects(Installation("egs:1", serve=("a",), preloads=preloads, ahead=TWO)):
+        for one in objects(Installation("egs:1", serve=("a",), preloads=preloads, placeholders=TWO)):
             validate(one, "1.36", strict=True)
 
 

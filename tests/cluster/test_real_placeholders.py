@@ -15,12 +15,12 @@ import msgspec
 import pytest
 
 from egs_core.kubernetes import names
-from egs_core.kubernetes.capacity import Ahead
 from egs_core.kubernetes.cluster import PODS, ApiError, Cluster
 from egs_core.kubernetes.gates import OVERDUE
 from egs_core.kubernetes.leaving import leave
 from egs_core.kubernetes.manifests import KINDS, objects
 from egs_core.kubernetes.opening import open_gate
+from egs_core.kubernetes.placeholding import PlaceholderSettings
 from egs_core.kubernetes.pods import pod_of
 from tests.cluster.real import FILE, Site, applied, controlled, refusal, understood, until
 from tests.cluster.test_real_cluster import pytestmark
@@ -29,14 +29,14 @@ from tests.unit.kubernetes.test_preload_policy import preload
 
 __all__ = ["pytestmark"]
 
-AHEAD = Ahead(most=2)
+TWO = PlaceholderSettings(most=2)
 POLICY = f"{names.CONTROLLER}-placeholders"
 
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
     """With the rights to make two placeholders, and preloads."""
-    with applied(tmp_path, preloads=True, ahead=AHEAD) as found:
+    with applied(tmp_path, preloads=True, placeholders=TWO) as found:
         yield found
 
 
@@ -63,7 +63,7 @@ def test_a_node_is_asked_for_and_goes_to_the_pod_that_waits(site: Site) -> None:
     """Under its own account the controller makes a placeholder, which the scheduler finds no node for; the pod itself
     is behind its gate. A node comes: the pod has it, the placeholder is gone, and no GPU was counted twice."""
     full(site, "second")
-    with controlled(site, placeholders=AHEAD):
+    with controlled(site, placeholders=TWO):
         until(lambda: [one for one in stand_ins(site) if unschedulable(one)])
         assert site.pods()["second"].is_gated
         site.add_node(f"{site.name}-new", 1)
@@ -76,7 +76,7 @@ def test_a_step_to_come_finds_its_node_kept_and_takes_it(site: Site) -> None:
     """Two wait, one GPU comes: one of them has it and the placeholder of the other stays. Then that pod is deleted: so
     is its placeholder."""
     full(site, "second", "third")
-    with controlled(site, placeholders=AHEAD):
+    with controlled(site, placeholders=TWO):
         until(lambda: len(stand_ins(site)) == 2)
         site.add_node(f"{site.name}-new", 1)
         until(lambda: len([one for one in site.pods().values() if one.node]) == 2)
@@ -90,7 +90,7 @@ def test_a_gpu_that_is_given_back_is_the_next_pods_at_once(site: Site) -> None:
     """While placeholders wait for a node, pods end and others get their GPU: no placeholder ever has it in between, as
     the scheduler would have to take it away again."""
     full(site)
-    with watched(site) as placed, controlled(site, placeholders=AHEAD):
+    with watched(site) as placed, controlled(site, placeholders=TWO):
         for number in range(6):
             site.add(f"p{number}", gpus=1, predicted=3600)
         until(lambda: len(stand_ins(site)) == 2)
@@ -130,7 +130,7 @@ def test_without_a_controller_the_scheduler_takes_its_place_for_the_pod(site: Si
     """It dies, the node comes, and the placeholder has it. A gate that is opened otherwise, as the second process does:
     the scheduler deletes the placeholder for the pod."""
     full(site, "second")
-    with controlled(site, placeholders=AHEAD):
+    with controlled(site, placeholders=TWO):
         until(lambda: stand_ins(site))
     new = f"{site.name}-new"
     site.add_node(new, 1)

@@ -20,7 +20,7 @@ REFUSED_S = 600.0
 """So long after one was refused none is made."""
 
 
-class Ahead(msgspec.Struct, frozen=True):
+class PlaceholderSettings(msgspec.Struct, frozen=True):
     """most: so many placeholders may be there at once, 0: none are made. node_s: how long a node takes to come; image:
     what they run, where they get a node."""
 
@@ -29,11 +29,13 @@ class Ahead(msgspec.Struct, frozen=True):
     image: str = placeholders.IMAGE
 
 
-class Capacity:
-    """See the module. namespace: where they are made; note: hears what an administrator should know. Times are Unix
-    times."""
+class Placeholding:
+    """See the module; which there should be is for `placeholders`. namespace: where they are made; note: hears what an
+    administrator should know. Times are Unix times."""
 
-    def __init__(self, cluster: Cluster, stated: Ahead, namespace: str, note: Callable[[str, str], None]) -> None:
+    def __init__(
+        self, cluster: Cluster, stated: PlaceholderSettings, namespace: str, note: Callable[[str, str], None]
+    ) -> None:
         self._cluster, self._stated, self._namespace, self._note = cluster, stated, namespace, note
         self._looked_at = float("-inf")
         self._refused_until = 0.0
