@@ -192,7 +192,8 @@ def test_every_decision_is_listed_once() -> None:
     folder = ROOT / "docs" / "decisions"
     listed = Counter(line for line in (folder / "README.md").read_text().splitlines() if line.startswith("- "))
     wanted = Counter(line_of_decision(path.name, path.read_text()) for path in folder.glob("[0-9]*.md"))
-    assert (wanted - listed, listed - wanted) == (Counter(), Counter())
+    assert list(wanted - listed) == [], "write these lines under their subjects in docs/decisions/README.md"
+    assert list(listed - wanted) == [], "these are of no record, or there twice"
 
 
 def line_of_decision(name: str, text: str) -> str:
