@@ -138,26 +138,6 @@ def host_name() -> str:
         raise InputError(HOST, problem, "set it to a name for this host, at most 200 characters long") from None
 
 
-def users_of(ids: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """The processes on each of these GPUs, as NVML lists them; none where its driver cannot say. Raises NVMLError."""
-    import pynvml
-
-    pynvml.nvmlInit()
-    try:
-        return {one: _users(pynvml.nvmlDeviceGetHandleByUUID(one)) for one in ids}
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _users(handle: Any) -> tuple[int, ...]:
-    import pynvml
-
-    try:
-        return tuple(sorted(one.pid for one in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)))
-    except pynvml.NVMLError_NotSupported:
-        return ()
-
-
 def working(ids: Sequence[str]) -> list[str]:
     """Those of these GPUs that NVML says compute now, and those of which it cannot say. Raises NVMLError."""
     import pynvml

@@ -16,12 +16,13 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 
 from egs_core.client import messages as c
+from egs_core.client.gpu_users import users_of
 from egs_core.client.places import Address
 from egs_core.errors import EgsError
 from egs_core.server.access import PEER, user_name
 from egs_core.server.agent import Agent, Upstream, follow
 from egs_core.server.bounds import BodyBound
-from egs_core.server.devices import DeviceLocks, users_of
+from egs_core.server.devices import DeviceLocks
 from egs_core.server.runs import Offer
 from egs_core.server.serving import allow_connections, config_of, leave_socket, local_socket, nothing
 

@@ -23,6 +23,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from egs_core.budgets import Budget
+from egs_core.client.gpu_users import users_of
 from egs_core.client.places import SOCKET_NAME, read_token, socket_places, token_file, write_token
 from egs_core.engine.specs import LEARNED, QueueSpec
 from egs_core.errors import EgsError, InputError
@@ -32,7 +33,7 @@ from egs_core.server.access import HEAD_S, Access, PeerProtocol, Provider
 from egs_core.server.app import Site, make_app
 from egs_core.server.bounds import RATE, Rates
 from egs_core.server.dashboard import Dashboard
-from egs_core.server.devices import DeviceLocks, users_of
+from egs_core.server.devices import DeviceLocks
 from egs_core.server.doors import Door
 from egs_core.server.leader import Leader
 from egs_core.server.ordering import Ordering

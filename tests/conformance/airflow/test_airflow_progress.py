@@ -1,7 +1,9 @@
-"""`egs.progress` in tasks of a real Airflow at a site server: people see where each is, and rules look."""
+"""What a site server knows of tasks of a real Airflow while they run: where each is, by `egs.progress`, and whether the
+GPUs that they use compute. People see it, and rules look."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,10 +11,12 @@ from typing import Any
 import pytest
 
 from egs_airflow.order.pools import DESCRIPTION
+from egs_core.client.gpu_users import CUDA_FILE
 from tests.conformance.airflow.agents import an_agent
 from tests.conformance.airflow.live import LiveAirflow, wait_until
 from tests.unit.server.real_site import RealSite, wait_for
 from tests.unit.server.served import own_site
+from tests.unit.server.test_serve_watching import Gpus, played
 
 pytestmark = pytest.mark.slow
 AIRFLOW_ENVIRONMENT = {"AIRFLOW__CORE__EXECUTOR": "egs_airflow.executors.EgsLocalExecutor"}
@@ -91,3 +95,93 @@ def test_where_tasks_are_is_seen_and_looked_at(airflow: LiveAirflow, site: RealS
         assert airflow.wait_run("tells", run) == "success"
         wait_for(lambda: not told(site), "nothing is known of it")
         assert "Traceback" not in agent.said()
+
+
+IDLE = """
+rules:
+  - {name: idle, when: {idle_for: 4s}, do: [hook]}
+"""
+HOLDS = """
+import os, subprocess, sys, time
+from pathlib import Path
+from airflow.sdk import DAG, task
+
+HOME = Path({home!r})
+USES = "import os, sys, time; file = open(sys.argv[1]); open(sys.argv[2], 'w').write(str(os.getpid())); time.sleep(600)"
+
+def hold(name):
+    while not (HOME / name).exists():
+        time.sleep(0.05)
+
+with DAG("holds", tags=["egs-on"], schedule=None):
+    @task(pool="held")
+    def computes():
+        file = open({cuda!r})
+        (HOME / "a.new").write_text(str(os.getpid()))
+        (HOME / "a.new").rename(HOME / "a.pid")
+        hold("over")
+
+    @task(pool="held")
+    def starts():
+        child = subprocess.Popen([sys.executable, "-c", USES, {cuda!r}, str(HOME / "b.new")])
+        while not (HOME / "b.new").exists() or not (HOME / "b.new").read_text():
+            time.sleep(0.05)
+        (HOME / "b.new").rename(HOME / "b.pid")
+        hold("over")
+        child.kill()
+
+    @task(pool="held")
+    def never():
+        hold("over")
+
+    computes(), starts(), never()
+"""
+
+
+def test_a_task_that_holds_a_gpu_and_does_nothing_is_told_of(airflow: LiveAirflow, tmp_path: Path) -> None:
+    """On one host with its Airflow, whose NVML is played: a task that uses a GPU itself, and one that has a program use
+    one, each have what NVML lists their processes on; of one that uses none it is not known. While both compute nothing
+    is told; then one does not any more, and it is told of the task that has this one."""
+    gpus, cuda = Gpus(tmp_path / "gpus.json"), tmp_path / "dev" / CUDA_FILE
+    cuda.parent.mkdir()
+    cuda.touch()
+    (tmp_path / "watch.yaml").write_text(IDLE)
+    airflow.rest("POST", "/pools", {"name": "held", "slots": 3, "description": DESCRIPTION, "include_deferred": False})
+    airflow.add_dags(holds=HOLDS.format(home=str(airflow.home), cuda=str(cuda)))
+    site = RealSite(tmp_path / "site", gpus=None)
+    nvml = played(tmp_path)
+    site.environment |= nvml
+    path = os.pathsep.join([nvml["PYTHONPATH"], airflow.environment["PYTHONPATH"]])
+    try:
+        site.start("--rules", str(tmp_path / "watch.yaml"))
+        own = {**nvml, "PYTHONPATH": path, "EGS_DEVICE_FOLDER": str(cuda.parent), "EGS_LEARN_EVERY": "never"}
+        url = f"unix://{site.ready['socket']}"
+        with an_agent(airflow, tmp_path / "log", airflow.url, EGS_URL=url, **own) as agent:
+            wait_until(lambda: "speaks for this Airflow" in agent.said(), "the agent to join")
+            run = airflow.trigger("holds")
+            for name in "ab":
+                file = airflow.home / f"{name}.pid"
+                wait_for(file.exists, "a task uses a GPU")
+                gpus.set(name, pids=[int(file.read_text())])
+
+            def rule() -> tuple[int, int]:
+                (found,) = site.told("watch")["rules"]
+                return found["looked_at"], found["unknown"]
+
+            wait_for(lambda: rule() == (3, 1), "it is known which two have")
+            assert site.told("watch")["seen"] == []
+            gpus.set("b", busy=0)
+            (seen,) = wait_for(lambda: site.told("watch")["seen"], "one is idle")
+            assert seen["text"].startswith("task holds.starts of driver ")
+            assert "holds 1 GPU, of which none has computed for" in seen["text"]
+            gpus.set("b", busy=50)
+            wait_for(lambda: not site.told("watch")["seen"], "it computes again")
+            gpus.set("a", busy=0)
+            (seen,) = wait_for(lambda: site.told("watch")["seen"], "the other one is idle")
+            assert seen["text"].startswith("task holds.computes of driver ")
+            (airflow.home / "over").touch()
+            assert airflow.wait_run("holds", run) == "success"
+            wait_for(lambda: rule() == (0, 0), "nothing runs")
+            assert "Traceback" not in agent.said()
+    finally:
+        site.close()

@@ -13,12 +13,13 @@ import pytest
 
 from egs_core.client import messages as c
 from egs_core.client import requests as q
+from egs_core.client.gpu_users import users_of
 from egs_core.engine import Engine
 from egs_core.errors import InputError
 from egs_core.flavor_names import meant
 from egs_core.server import requests
 from egs_core.server.book import CONFIG
-from egs_core.server.devices import DeviceLocks, host_offer, users_of, why_none, working
+from egs_core.server.devices import DeviceLocks, host_offer, why_none, working
 from egs_core.server.logic import SiteLogic
 from egs_core.server.runs import Device, Offer, Refusal, SiteFacts
 from tests.unit.server.real_site import RealSite, wait_for

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from egs_core.server.devices import host_offer, users_of
+from egs_core.client.gpu_users import users_of
+from egs_core.server.devices import host_offer
 from tests.unit.server.real_site import EGS, RealSite, wait_for
 
 PROGRAM = str(Path(__file__).parent / "cuda_program.py")

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
 
 from egs_airflow.agent.declare import ordering, stated_files
+from egs_airflow.agent.devices import Devices
 from egs_airflow.agent.instances import Instance
 from egs_airflow.agent.picture import ACTIVE, Picture, Pool, Run
 from egs_airflow.observe.listener import folder
@@ -95,7 +96,8 @@ class Session:
 
     def __init__(self, url: str = "", joining: Joining | None = None) -> None:
         self.asks: list[Asked] = []
-        self._heard = Reader(folder())
+        self._heard, self._devices = Reader(folder()), Devices()
+        self._has: dict[int, tuple[str, ...]] = {}  # the GPUs that the server knows of
         self.lost: BaseException | None = None
         self._pools: dict[str, Pool] = {}
         self._offered: dict[str, m.NodeAdded] = {}
@@ -160,6 +162,7 @@ class Session:
 
     def close(self) -> None:
         """Ask and tell nothing more."""
+        self._devices.close()
         self.site.close()
 
     # --- the site's word ---
@@ -209,18 +212,24 @@ class Session:
         self._loads = {task: None for task in self._loads if task in waiting}
         self.site.report(m.TasksSeen(tuple(sorted(sights, key=lambda one: -one.since_s))))
         if self.site.is_shared:
-            self._tell_progress(now_s)
+            self._tell_of_running(now_s)
 
-    def _tell_progress(self, now_s: float) -> None:
-        """How far tasks are whose folders this host has."""
-        running = {
-            one.id: told.number(key_of(one))
+    def _tell_of_running(self, now_s: float) -> None:
+        """How far tasks are whose folders this host has, and which GPUs those have that run here."""
+        running = [
+            (one.id, told.number(key), told.needs[key])
             for told in self._told.values()
             for one in told.run.instances
-            if told.said.get(key_of(one)) == "running"
-        }
-        for name, found in self._heard.look(running).items():
-            self.site.progressed(where_of(running[name], found, max(0.0, now_s - found.at)))
+            if told.said.get(key := key_of(one)) == "running"
+        ]
+        numbers = {name: number for name, number, _ in running}
+        for name, found in self._heard.look(numbers).items():
+            self.site.progressed(where_of(numbers[name], found, max(0.0, now_s - found.at)))
+        has = self._devices.look(name for name, _, (_, _, has_gpus) in running if has_gpus)
+        before, self._has = self._has, {numbers[name]: devices for name, devices in has.items()}
+        for number, devices in self._has.items():
+            if before.get(number) != devices:
+                self.site.has_devices(number, devices)
 
     def _offer(self, picture: Picture) -> None:
         """The pools: what is there for the runs that EGS orders, and never less than they have."""

@@ -124,6 +124,7 @@ def _try(row: Row) -> Try:
         host=row["hostname"] or "",
         pid=int(row["pid"] or 0),
         version=int((row.get("dag_version") or {}).get("version_number") or 0),
+        weight=int(row.get("priority_weight") or 0),
     )
 
 

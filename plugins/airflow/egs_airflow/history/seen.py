@@ -19,7 +19,7 @@ TryKey = tuple[str, str, str, int, int]
 
 
 class Try(msgspec.Struct):
-    """One try of a task instance."""
+    """One try of a task instance. weight: those with more go first in their pool."""
 
     dag_id: str
     run_id: str
@@ -36,6 +36,7 @@ class Try(msgspec.Struct):
     host: str = ""
     pid: int = 0
     version: int = 0
+    weight: int = 0
 
     @property
     def key(self) -> TryKey:

@@ -2,6 +2,7 @@
 
     Airflow's REST API    submitted, ready, started, ended, slots held of which pool
     notes                 when a held GPU was in a GPU phase, and when something was loaded
+    `reasons`             why it waited, and with EGS by what it then went first
 
 Process start, imports and CPU phases in a task that holds a slot of the GPU pool so count as held and not used.
 """
@@ -15,6 +16,8 @@ import msgspec
 
 from egs_airflow.history.records import past_of
 from egs_airflow.history.seen import Seen, workload_of
+from egs_airflow.order.durations import Durations
+from egs_airflow.replay.reasons import reasons_of
 from egs_core.runlog.records import ColdStart, Header, Record, Used, in_order
 
 LEAST_COLD_S = 0.05  # importing what is imported already takes microseconds; less than this is no cold start
@@ -36,12 +39,14 @@ def read_notes(path: Path) -> list[Note]:
     return [msgspec.json.decode(line, type=Note) for line in lines]
 
 
-def records_of(seen: Seen, gpu_pool: str, notes: Iterable[Note]) -> tuple[Header, list[Record]]:
-    """The header and the records, by time, of all runs that were seen."""
+def records_of(
+    seen: Seen, gpu_pool: str, notes: Iterable[Note], known_s: Durations | None = None
+) -> tuple[Header, list[Record]]:
+    """The header and the records, by time, of all runs that were seen. known_s: see `reasons_of`."""
     history = past_of(seen, (gpu_pool,))
     header = history.header("")
     records = [*history.records(), *(record for note in notes for record in _inside(note, header.started_at))]
-    return header, in_order(records)
+    return header, in_order([*records, *reasons_of(seen, header.started_at, known_s)])
 
 
 def _inside(note: Note, begin_s: float) -> Iterator[Record]:

@@ -27,7 +27,10 @@ from egs_core.replayed import arrivals
 from egs_core.runlog.records import Header, Record
 
 GPU_POOL = "gpu"
-ASK_EVERY_S = 0.5
+LOOK_EVERY_S = 0.5
+RARELY_S = 5.0
+"""Airflow is asked so often for its runs until all tasks have noted themselves: each question is work for its
+api-server, for which tasks wait."""
 LOG_LINES = 8  # of a failed task, that are shown
 OFF = {"EGS_MODE": "off"}
 ON = {"EGS_MODE": "on", "AIRFLOW__CORE__EXECUTOR": "egs_airflow.executors.EgsLocalExecutor"}
@@ -67,9 +70,9 @@ def carry_out(runs: DagRuns, progress: Progress | None = None) -> tuple[Header, 
             for place in arrivals([submit_s for _, submit_s, _ in runs.dags]):
                 dag_id, _, conf = runs.dags[place]
                 airflow.trigger(dag_id, dict(conf))
-            _wait(airflow, lambda: _tell(progress, notes, runs.tasks))
+            _wait(airflow, lambda: _are_over(progress, notes, runs.tasks))
             seen = read_airflow(Rest(airflow.url, airflow.token), since_s)
-            return records_of(seen, GPU_POOL, read_notes(notes))
+            return records_of(seen, GPU_POOL, read_notes(notes), runs.durations if runs.with_egs else None)
 
 
 def _require_airflow() -> None:
@@ -105,18 +108,22 @@ def _make_pool(airflow: LocalAirflow, runs: DagRuns) -> None:
         airflow.rest("POST", "/pools", {"name": GPU_POOL, "slots": runs.gpus, "include_deferred": True})
 
 
-def _wait(airflow: LocalAirflow, tell: Callable[[], None]) -> None:
-    """Until all runs have ended, which they must in success."""
-    while airflow.rest("GET", "/dags/~/dagRuns?state=queued&state=running&limit=1")["total_entries"]:
+def _wait(airflow: LocalAirflow, are_over: Callable[[], bool]) -> None:
+    """Until all runs have ended, which they must in success. are_over: whether all tasks seem to have ended."""
+    asked_s = time.monotonic()
+    while True:
         airflow.check_alive()
-        tell()
-        time.sleep(ASK_EVERY_S)
+        if are_over() or time.monotonic() - asked_s > RARELY_S:
+            asked_s = time.monotonic()
+            if not airflow.rest("GET", "/dags/~/dagRuns?state=queued&state=running&limit=1")["total_entries"]:
+                break
+        time.sleep(LOOK_EVERY_S)
     if airflow.rest("GET", "/dags/~/dagRuns?state=failed&limit=1")["total_entries"]:
         failed = airflow.rest("GET", "/dags/~/dagRuns/~/taskInstances?state=failed&limit=10")["task_instances"]
         names = ", ".join(f"{one['dag_id']}.{one['task_id']}" for one in failed)
         logs = task_log(airflow, failed[0]["task_id"]) if failed else airflow.last_lines()
         raise LocalAirflowError(f"a run has failed: {names}\n{logs}")
-    tell()
+    are_over()
 
 
 def task_log(airflow: LocalAirflow, task_id: str) -> str:
@@ -125,7 +132,9 @@ def task_log(airflow: LocalAirflow, task_id: str) -> str:
     return "\n".join(found[-1].read_text(errors="replace").splitlines()[-LOG_LINES:]) if found else ""
 
 
-def _tell(progress: Progress | None, notes: Path, tasks: int) -> None:
+def _are_over(progress: Progress | None, notes: Path, tasks: int) -> bool:
+    """Whether as many tasks as there are have noted themselves; who watches is told how many."""
+    ended = notes.read_bytes().count(b"\n") if notes.exists() else 0
     if progress is not None:
-        ended = notes.read_bytes().count(b"\n") if notes.exists() else 0
         progress(min(ended, tasks), tasks)
+    return ended >= tasks

@@ -1,6 +1,7 @@
 """As much of NVML's binding as EGS uses, for a server process of a test: it says what a JSON file says.
 
 {"GPU-a": {"temperature": 50, "busy": 0, …, "lost": false}, …}       GPUs; a field left out: not supported
+{"GPU-a": {…, "pids": [4711]}}                                       the processes that compute there
 {"GPU-b": {"mig": {"0": {"id": "MIG-x", "profile": "1g.10gb", "gib": 10}, "2": …}}}       split: by number, with gaps
 {"events": [["GPU-a", 79], …], "hangs": false}                       XID errors so far; whether no call returns
 """
@@ -124,8 +125,8 @@ def nvmlDeviceGetMemoryInfo(handle: Any) -> Any:
     return SimpleNamespace(total=80 << 30, used=int(_field(handle, "memory") * (80 << 30)))
 
 
-def nvmlDeviceGetComputeRunningProcesses(_handle: Any) -> list[Any]:
-    return []
+def nvmlDeviceGetComputeRunningProcesses(handle: Any) -> list[Any]:
+    return [SimpleNamespace(pid=pid) for pid in _of(handle)[1].get("pids", [])]
 
 
 def nvmlDeviceGetUtilizationRates(handle: Any) -> Any:
