@@ -93,7 +93,7 @@ OWN = (
             "observe": "no: a command says nothing of what it does",
             "order": "yes",
             "split": "yes: with --split, at `with egs.gpu():` in the command's own Python code",
-            "preload": "no: a command's process begins with its turn",
+            "preload": "yes: modules, of a command that is Python, while it waits (--preload)",
             "gang": "yes: of runs with one name (--gang)",
             "preempt": "yes: where it was started with --requeue or --suspend",
             "limits": "yes: a time box (--for), and idle time (--idle-timeout)",

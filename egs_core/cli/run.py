@@ -21,9 +21,11 @@ from egs_core.client import arguments
 from egs_core.client import messages as c
 from egs_core.client.http import Refused, Unreachable, connected
 from egs_core.client.jobs import Job
+from egs_core.client.loading import modules_of
 from egs_core.client.mlflow_loss import reader_of
 from egs_core.client.options import option_error
 from egs_core.client.places import Address
+from egs_core.client.python_words import python_words
 from egs_core.client.supervise import request_of
 from egs_core.client.waiting_words import why_words
 from egs_core.errors import EgsError, InputError
@@ -123,6 +125,12 @@ def run(
         list[int] | None,
         typer.Option(min=0, max=255, help="Only after this exit code; default: any but 0, 126 and 127. Repeatable."),
     ] = None,
+    preload: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODULES", help="Modules, as torch,numpy, that its Python imports while it waits. Repeatable."
+        ),
+    ] = None,
     or_flavor: Annotated[
         list[str] | None,
         typer.Option(help="Where it ends for lack of a GPU's memory it is tried again on this flavor. Repeatable."),
@@ -137,6 +145,9 @@ def run(
     signals pass through, and its exit code is this one's."""
     arguments.checked(command)
     check_options(given_options(ctx))
+    modules = modules_of(preload or ())
+    if modules:
+        python_words(command)  # refused now, not when it is needed
     idle_s = parse_seconds(idle_timeout, "--idle-timeout") if idle_timeout else None
     if idle_s == 0:
         raise InputError("--idle-timeout", "must be more than 0", "leave it out for none")
@@ -184,6 +195,7 @@ def run(
         or_flavors=or_flavor or [],
         mlflow_loss=mlflow_loss,
         suspends=suspend,
+        preload=modules,
     )
     every = [job] if array is None else members(job, array)
     later = [request_of({**fields, "flavors": [one]}) for one in or_flavor or ()]

@@ -44,6 +44,7 @@ EXCLUDES = {
         "--torch-env": CHECKED,
         "--array": "it tells of one run",
         "--retries": CHECKED,
+        "--preload": CHECKED,
         "--idle-timeout": CHECKED,
         "--split": "it tells when all its GPUs are free at its start",
         "--mlflow-loss": CHECKED,
@@ -62,9 +63,11 @@ EXCLUDES = {
         "--detach": "its output and its number are those of one run",
         "--pty": "its output goes to a terminal",
         "--split": "its GPUs are other runs'",
+        "--preload": "its process would begin before its errors are read",
         "--gang": "the others of a gang end with it",
         "--check": CHECKED,
     },
+    "--pty": {"--preload": "its process would begin before it has its terminal"},
     "--array": {"--pty": "an array's commands cannot share a terminal"},
 }
 """Option -> those that do nothing beside it, and why."""

@@ -40,6 +40,11 @@ class LeaseGroup:
             with contextlib.suppress(OSError):
                 _move_to(self._home)
 
+    def take(self, pid: int) -> None:
+        """Have a process in it that was started without. Where the group is gone it stays where it is."""
+        with contextlib.suppress(OSError):
+            _move_to(self.path, pid)
+
     def kill(self) -> None:
         """All that is in it, also what they start meanwhile (Linux 5.14; before, nothing)."""
         with contextlib.suppress(OSError):
@@ -110,8 +115,9 @@ def mark_in(groups: str) -> str:
     return found[-1].removeprefix(PREFIX) if found else ""
 
 
-def _move_to(group: Path) -> None:
-    (group / "cgroup.procs").write_text("0")  # 0: who writes
+def _move_to(group: Path, pid: int = 0) -> None:
+    """pid: 0 for who writes."""
+    (group / "cgroup.procs").write_text(str(pid))
 
 
 def _is_set(path: Path, name: str) -> bool:

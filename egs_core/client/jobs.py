@@ -34,7 +34,7 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     idle_s: after so long without work it is ended. torch_env: one of a gang finds what PyTorch's env:// wants.
     or_flavors: of GPUs, on which it is tried again, in order, when it ends for lack of a GPU's memory. mlflow_loss: the
     metric that it logs to MLflow whose latest value is its loss; "": none. suspends: where it is evicted its processes
-    are put aside and go on later."""
+    are put aside and go on later. preload: modules that its Python imports while it waits."""
 
     command: list[str]
     folder: str
@@ -51,6 +51,7 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     or_flavors: list[str] = []
     mlflow_loss: str = ""
     suspends: bool = False
+    preload: list[str] = []
 
     @property
     def request(self) -> dict[str, Any]:

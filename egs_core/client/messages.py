@@ -320,6 +320,8 @@ class RunView(Told):
     it is. flavors: of GPUs that it may have, none named: all; flavor: of those that it has, or had, where they are of
     one. progress: where it is, while it runs and tells that. checkpoints: how often it was asked for one, by the signal
     `checkpoint_signal`, "" for a run that states none. note: why it was asked for. earlier: starts before the last.
+    rounds: how often all devices of its host have to come free before its turn, if each goes to one that waits; only of
+    one that waits in the order, and where it alone is asked for.
     """
 
     id: str
@@ -371,6 +373,7 @@ class RunView(Told):
     checkpoints: int = 0
     note: str = ""
     earlier: tuple[Earlier, ...] = ()
+    rounds: int | None = None
 
     @property
     def doing(self) -> str:

@@ -61,6 +61,15 @@ def reader_of(environment: Mapping[str, str]) -> Reader:
     raise InputError("--mlflow-loss", what, f"{URI}=http://HOST:PORT, or sqlite:///mlflow.db")
 
 
+def loss_of(metric: str, environment: Mapping[str, str], say: Callable[[str], None]) -> MlflowLoss | None:
+    """None where it is not asked for, or cannot be read: then the command runs all the same."""
+    try:
+        return MlflowLoss(metric, reader_of(environment), say) if metric else None
+    except InputError as error:  # of `egs redo`, whose environment is another
+        say(str(error))
+        return None
+
+
 class _Database:
     def __init__(self, path: Path) -> None:
         self._path = path.absolute()

@@ -17,6 +17,8 @@ from egs_core.client.groups import mark_in
 from egs_core.client.messages import MOST_PROCESSES, Process
 
 LEASE_VARIABLE = "EGS_LEASE"
+UNGIVEN = "none-yet"
+"""What the mark begins with of a process that is to get a lease's, written over it: see `site_hook`."""
 _VARIABLE = f"\0{LEASE_VARIABLE}=".encode()
 PROC = "/proc"
 PIECE = 16 * 1024  # most environments are read at once
@@ -84,7 +86,8 @@ class Snapshot:
                 if stat is None:
                     continue
                 # another program has other places
-                mark = _mark(pid) if seen is None or seen.stat[1:] != stat[1:] else seen.mark
+                is_known = seen is not None and seen.stat[1:] == stat[1:] and not seen.mark.startswith(UNGIVEN)
+                mark = seen.mark if seen is not None and is_known else _mark(pid)
                 seen = _Seen(text, stat, mark)
             self._seen[pid] = seen
         self._table = {pid: seen.stat for pid, seen in self._seen.items()}

@@ -31,8 +31,9 @@ from egs_core.client.http import Refused, SiteClient, Unreachable, where_to_look
 from egs_core.client.idle import ACTIVITY, IdleWatch
 from egs_core.client.jobs import Job
 from egs_core.client.link import AGAIN_S, WAKE, Ended, Link, Say
-from egs_core.client.mlflow_loss import MlflowLoss, reader_of
-from egs_core.client.phases import REQUEST
+from egs_core.client.loading import DEFAULTS, Loading
+from egs_core.client.mlflow_loss import loss_of
+from egs_core.client.phases import CUDA_VISIBLE, REQUEST
 from egs_core.client.places import TOKEN, TOKEN_FILE
 from egs_core.client.processes import LEASE_VARIABLE, adopt_orphans, descendants, handles, process
 from egs_core.client.signals import SignalQueue
@@ -40,11 +41,10 @@ from egs_core.client.suspending import Suspension
 from egs_core.client.terminal import Terminal
 from egs_core.client.told_work import WorkFolder
 from egs_core.client.waiting_words import ends_line, why_words
-from egs_core.errors import EgsError, InputError
+from egs_core.errors import EgsError
 from egs_core.out_of_memory import gpu_lack_in
 from egs_core.worked import FOLDER
 
-CUDA_VISIBLE = "CUDA_VISIBLE_DEVICES"
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 LOOK_S, IDLE_GRACE_S = 1.0, 10.0
@@ -70,7 +70,8 @@ class Supervisor:
         self._checkpoints = 0  # that it was asked for
         self._group: LeaseGroup | None = None  # of the lease's processes
         self._version = 0  # news of earlier ones is old
-        self._mlflow = _mlflow_loss(job, say)
+        self._mlflow = loss_of(job.mlflow_loss, os.environ, say)
+        self._loading: Loading  # from `run` on
         self._errors: ErrorTail | None = None  # where it may be tried again on another flavor
         self.lack = ""  # of a GPU's memory, by which the command has ended
         self.flavor = ""  # of the GPUs that it had
@@ -84,6 +85,8 @@ class Supervisor:
         taken = {*FORWARDED, WAKE, signal.SIGCHLD} - ignored
         self._mask = set(signal.pthread_sigmask(signal.SIG_BLOCK, taken))
         self._signals = SignalQueue(taken)
+        ask, modules = self._client.view, self._job.preload
+        self._loading = Loading(self._command, modules, _environment(), self._mask, ask, self._say)
         try:
             view = self._submit(request)
             if view.notice and not self._job.index:  # an array says it once
@@ -103,6 +106,7 @@ class Supervisor:
             return ended.code
         finally:
             self._suspension.close()
+            self._loading.close()
             self._signals.close()
             signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
@@ -128,6 +132,8 @@ class Supervisor:
                 if not self._is_evicted:
                     return code
                 view, has_told = self._evicted(claimed, link, code), False
+                if not self._suspension:
+                    self._loading.again()
                 continue
             if not has_told and view.state in ("waiting", "paused"):
                 self._say(f"run {view.id} {why_words(view)}")
@@ -143,7 +149,7 @@ class Supervisor:
                 if news.version < self._version:
                     continue
                 return news
-            self._end_on_signal(self._signal(60.0), view)
+            self._end_on_signal(self._signal(self._loading.step(view.id, view.state)), view)
 
     def _claimed(self, view: c.RunView, lease: c.Lease) -> c.RunView | None:
         """The run with its lease, which nobody takes back now; None where it was given up meanwhile."""
@@ -191,6 +197,9 @@ class Supervisor:
                     self._close_terminal()
                 if self._suspension:
                     return code
+                if not self._is_to_end and self._loading.was_in_vain(child):
+                    self._starts -= 1
+                    continue
                 if self._is_to_end or not self._job.tries_again(self._tries, code):
                     break
                 self._say(f"run {view.id}: exit code {code}; it is started again, {self._tries} of {self._job.retries}")
@@ -237,7 +246,7 @@ class Supervisor:
             self._end_on_signal(self._signal(AGAIN_S), view)
 
     def _start(self, lease: c.Lease, gang: c.GangView | None) -> int:
-        environment = {name: value for name, value in os.environ.items() if name not in (TOKEN, TOKEN_FILE, REQUEST)}
+        environment = _environment()
         self._starts += 1
         environment |= self._job.variables(self._starts, gang, environment)
         if not self._job.is_split:  # else its GPUs are another run's, and so are hours by which work could be divided
@@ -249,9 +258,11 @@ class Supervisor:
         if self._job.idle_s is not None:
             environment[ACTIVITY] = str(self._activity)
         environment |= {CUDA_VISIBLE: ",".join(lease.devices), LEASE_VARIABLE: lease.mark}
-        defaults = [signal.SIGPIPE, signal.SIGXFSZ]  # Python ignores these two, and a command would inherit that
+        own_group = os.getpgrp() if self._has_terminal else None
+        if (loaded := self._loading.begin(environment, own_group, self._group)) is not None:
+            return loaded
         command = written(self._command, lease.devices)
-        spawn = partial(os.posix_spawnp, command[0], command, environment, setsigdef=defaults)
+        spawn = partial(os.posix_spawnp, command[0], command, environment, setsigdef=DEFAULTS)
         with self._group.entered() if self._group is not None else contextlib.nullcontext():
             if self._job.has_terminal:
                 return self._start_with_terminal(spawn)
@@ -398,17 +409,13 @@ class Supervisor:
         late_ends.tell(self._client, view, end, self._say, lambda: self._signal(AGAIN_S) in ENDING)
 
 
+def _environment() -> dict[str, str]:
+    """Of a command, but for what it is given with a lease."""
+    return {name: value for name, value in os.environ.items() if name not in (TOKEN, TOKEN_FILE, REQUEST)}
+
+
 def request_of(fields: dict[str, object]) -> c.RunRequest:
     """A request of this process. Raises pydantic's ValidationError."""
     own = process(os.getpid())
     assert own is not None, "this process is there"
     return c.RunRequest.model_validate({**fields, "key": secrets.token_hex(16), "supervisor": own.model_dump()})
-
-
-def _mlflow_loss(job: Job, say: Say) -> MlflowLoss | None:
-    """None where it is not asked for, or cannot be read: then it runs all the same."""
-    try:
-        return MlflowLoss(job.mlflow_loss, reader_of(os.environ), say) if job.mlflow_loss else None
-    except InputError as error:  # of `egs redo`, whose environment is another
-        say(str(error))
-        return None

@@ -168,9 +168,10 @@ class Views:
         """One run. with_reason: also why it is where it is; starts: when what waits should start, where known."""
         epoch, lease = self._facts.epoch, run.lease
         kind, text = self._reason(run, sees) if run.is_open and with_reason else ("", self.told_text(run.why, sees))
-        starts_in_s = None
+        starts_in_s, rounds = None, None
         awaited = self._runs[run.inside] if run.inside else run
         if with_reason and run.is_open and lease is None and awaited.lease is None and awaited.task != NOT_ADMITTED:
+            rounds = self._rounds(awaited) if starts is None else None
             starts = self.starts() if starts is None else starts
             found = starts.get(self._engine.state.cursor[awaited.task])
             if found and kind not in (
@@ -226,7 +227,18 @@ class Views:
             checkpoint_signal=run.saving.signal if run.saving else "",
             checkpoints=run.checkpoints,
             note=run.note,
+            rounds=rounds,
         )
+
+    def _rounds(self, run: Run) -> int | None:
+        """See `RunView`. Others of its gang start with it."""
+        own, found = {one.task for one in self._gangs.members(run)} | {run.task}, 0
+        for phase in self._engine.ready_order():
+            task = self._engine.state.task_of[phase]
+            if task in own:
+                return found // max(1, len(self.devices_of(run.host)))
+            found += self._by_task[task].host == run.host
+        return None
 
     def _reason(self, run: Run, sees: Sees) -> tuple[str, str]:
         if run.task == NOT_ADMITTED and run.is_paused and not run.after:

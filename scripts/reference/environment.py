@@ -154,6 +154,7 @@ INTERNAL = {
     "EGS_WATCH_SUBJECT": "set for a command of `egs watch follow`: the GPU, as HOST/DEVICE, or the run's number",
     "EGS_WATCH_TEXT": "set for a command of `egs watch follow`: why the rule has fired, with the numbers",
     "EGS_LEASE": "set for a command that has a lease of the site server: its processes are found by it",
+    "EGS_PRELOAD": "set for what `egs run --preload` starts before its turn: by whom, and where to hear of that",
     "EGS_POOLS": "the Airflow option `pools`",
     "EGS_PRELOAD_MODULES": "the Airflow option `preload_modules`",
     "EGS_REPLAY_NOTES": "set by a replay for its own processes",

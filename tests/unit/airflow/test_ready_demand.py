@@ -4,7 +4,6 @@ short pipelines, by counts. No Airflow, no process, no clock."""
 from __future__ import annotations
 
 import multiprocessing
-import random
 from collections.abc import Iterable
 from typing import Any
 
@@ -23,6 +22,7 @@ from egs_airflow.executors.demand import (
     rate,
     stays,
 )
+from tests.unit.streams import short_pipelines
 
 WITHIN_S = 30.0
 HOUR_S = 3600.0
@@ -120,22 +120,8 @@ def test_all_processes_share_what_they_know_and_it_stays_small() -> None:
 Stream = list[tuple[float, DagFile]]
 
 
-def files(count: int) -> list[DagFile]:
-    return [DagFile("b", None, f"dag{number}.py") for number in range(count)]
-
-
-def stream(seed: int, length_s: float = 3 * HOUR_S) -> Stream:
-    """Short pipelines of several users: some each few minutes, some each hour, some by chance; chains and bursts."""
-    draw, found = random.Random(seed), list[tuple[float, DagFile]]()
-    for number, file in enumerate(files(6)):
-        at, every = draw.uniform(0.0, 600.0), (120.0, 600.0, 1800.0)[number % 3]
-        while at < length_s:
-            tasks = (1, 3, 6)[number // 2]
-            found += [
-                (at + task * (0.1 if number % 2 else 4.0) + draw.uniform(0.0, 0.05), file) for task in range(tasks)
-            ]
-            at += every * draw.uniform(0.98, 1.02) if number < 4 else draw.expovariate(1 / every)
-    return sorted(found)
+def stream(seed: int) -> Stream:
+    return [(at, DagFile("b", None, f"dag{number}.py")) for at, number in short_pipelines(seed)]
 
 
 READ_S = 0.5

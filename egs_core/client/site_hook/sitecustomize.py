@@ -1,0 +1,182 @@
+"""What Python runs first in the process of a command of `egs run --preload`, before anything of the command's own.
+
+    Python starts ─► this file: imports ─► waits for its turn ─► environment, group ─► what Python was called with
+                        │                        ▲
+                        └─ here, loaded, begun ─►└─ `egs run` (`egs_core.client.loading`)
+
+Nothing leads out of `_main` but a turn: whatever goes wrong ends the process, and the command is started as ever. What
+comes after is Python's own: its arguments, `__main__`, tracebacks, exit code are those of a command without all this.
+
+It runs in the user's interpreter: any Python from 3.7 on, nothing of EGS, and no module that Python has not loaded by
+itself, so that the command finds none which it would have found elsewhere.
+"""
+
+import os
+import sys
+import time
+
+FAILED, INTERRUPTED = 120, 130
+CLOCK_NS = 20000000  # by so much a file's time of change may be earlier than the change
+MOST_BYTES = 1 << 20  # of a message
+NVIDIA = "/dev/nvidia"
+MARK = b"EGS_LEASE="
+ENV_BEGIN, ENV_END = 47, 48  # in `/proc/PID/stat`, from the state on
+
+
+class _Unfit(Exception):
+    """Why the process is not to become the command's."""
+
+
+def _main() -> "Exception | None":
+    """The error that Python is to tell of, as it would have without this file; None for none."""
+    handle = -1
+    try:
+        parent, _, number = os.environ.pop("EGS_PRELOAD").partition(":")
+        if os.getppid() != int(parent):
+            os._exit(FAILED)  # a program that is called python has started this one, or `egs run` is gone
+        handle = int(number)
+        os.set_inheritable(handle, False)
+        names, first, own_path = _heard(handle).split(b"\0")
+        _hide(own_path)
+        _tell(handle, "here")
+        if not names:
+            os._exit(0)  # that was all that it was started for
+        error = _own_sitecustomize()
+        _load(handle, os.fsdecode(names).split(","), os.fsdecode(first))
+        return error
+    except BaseException as reason:
+        _end(handle, reason)
+        raise  # not reached
+
+
+def _heard(handle: int) -> bytes:
+    """The next message. Without one nobody is there any more."""
+    found = os.read(handle, MOST_BYTES)
+    if not found:
+        os._exit(FAILED)
+    return found
+
+
+def _tell(handle: int, text: str) -> None:
+    os.write(handle, (" ".join(text.split()) + "\n").encode("utf-8", "replace"))
+
+
+def _end(handle: int, reason: BaseException) -> None:
+    """Never returns."""
+    try:
+        words = str(reason) if isinstance(reason, _Unfit) else type(reason).__name__ + ": " + str(reason)
+        _tell(handle, "not " + words[:1000])
+    finally:
+        os._exit(INTERRUPTED if isinstance(reason, KeyboardInterrupt) else FAILED)
+
+
+def _hide(own_path: bytes) -> None:
+    """Have all be as it would without this file. own_path: the user's PYTHONPATH behind "="; b"" where none is set."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [one for one in sys.path if one != here]
+    sys.path_importer_cache.pop(here, None)
+    os.environ.pop("EGS_LEASE", None)
+    del os.environ["PYTHONPATH"]
+    if own_path:
+        os.environb[b"PYTHONPATH"] = own_path[1:]
+
+
+def _own_sitecustomize() -> "Exception | None":
+    """Run the one that Python would have found. The error that it ends with."""
+    this = sys.modules.pop("sitecustomize")
+    try:
+        __import__("sitecustomize")
+    except ImportError as error:
+        return None if error.name == "sitecustomize" else error
+    except Exception as error:
+        return error
+    finally:
+        sys.modules.setdefault("sitecustomize", this)  # the import that runs this file looks for it there
+    return None
+
+
+def _load(handle: int, names: "list[str]", first: str) -> None:
+    """Import, wait for the turn, and be the command's process. first: what Python will put in front of `sys.path`."""
+    began, since_ns, known = time.perf_counter(), time.time_ns() - CLOCK_NS, set(sys.modules)
+    is_put = not getattr(sys.flags, "safe_path", False)
+    if is_put:
+        sys.path.insert(0, first)
+    for name in names:
+        try:
+            __import__(name)
+        except Exception as error:
+            raise _Unfit(f"{name}: {type(error).__name__}: {error}") from None
+    if is_put:
+        sys.path.remove(first)
+    if _has_cuda():
+        raise _Unfit("what is imported initialises CUDA, which would see no GPU later either")
+    stamps = _stamps(known)
+    changed = [name for name, (changed_ns, _) in stamps.items() if changed_ns >= since_ns]
+    if changed:
+        raise _Unfit(f"{changed[0]} has changed while it was loaded")
+    _tell(handle, f"loaded {time.perf_counter() - began:.3f}")
+    group, mark, *variables = _heard(handle).split(b"\0")
+    changed = [name for name, stamp in stamps.items() if _stamp(name) != stamp]
+    if changed:
+        raise _Unfit(f"{changed[0]} has changed since it was loaded")
+    if group:
+        os.setpgid(0, int(group))
+    _show(mark)
+    for variable in variables:
+        key, _, value = variable.partition(b"=")
+        os.environb[key] = value
+    _tell(handle, "begun")
+    os.close(handle)
+
+
+def _stamps(known: "set[str]") -> "dict[str, tuple[int, int]]":
+    """Of the files of all modules but those known: time of change and size of each that is there."""
+    modules = [module for name, module in list(sys.modules.items()) if name not in known]
+    files = [getattr(module, "__dict__", {}).get("__file__") for module in modules]
+    found = {name: _stamp(name) for name in files if isinstance(name, str)}
+    return {name: stamp for name, stamp in found.items() if stamp is not None}
+
+
+def _stamp(name: str) -> "tuple[int, int] | None":
+    try:
+        found = os.stat(name)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
+
+
+def _has_cuda() -> bool:
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return True
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink("/proc/self/fd/" + number).startswith(NVIDIA):
+                return True
+        except OSError:  # closed meanwhile, as the folder's own is
+            pass
+    return False
+
+
+def _show(mark: bytes) -> None:
+    """Write the lease's mark where the kernel shows with which environment this process was started: by that a server
+    finds it, and what is forked from it. Room was left for it there."""
+    with open("/proc/self/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    begin, end = int(fields[ENV_BEGIN]), int(fields[ENV_END])
+    memory = os.open("/proc/self/mem", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        shown = b"\0" + os.pread(memory, end - begin, begin)
+        at = shown.index(b"\0" + MARK) + len(MARK)
+        room = shown.index(b"\0", at + 1) - at - 1
+        if len(mark) > room:
+            raise _Unfit("the lease's mark is longer than it may be")
+        os.pwrite(memory, mark.ljust(room, b"\0"), begin + at)
+    finally:
+        os.close(memory)
+
+
+if "EGS_PRELOAD" in os.environ:
+    _error = _main()
+    if _error is not None:
+        raise _error
