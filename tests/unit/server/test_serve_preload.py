@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
+import select
 import signal
 import stat
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +20,7 @@ from typing import Any
 import pytest
 
 from egs_core.client.processes import Snapshot
-from tests.unit.server.real_site import PATIENCE_S, RealSite, wait_for
+from tests.unit.server.real_site import EGS, PATIENCE_S, RealSite, wait_for
 from tests.unit.server.served import UNTIL, content
 
 GPUS = 4
@@ -211,3 +214,71 @@ def test_only_the_next_ones_hold_memory_for_it(site: RealSite, tmp_path: Path) -
     loaded = [line.split() for line in content(folder / "loaded").splitlines()]
     assert len(loaded) == 6
     assert [one[1] for one in loaded[:GPUS]] == ["''"] * GPUS
+
+
+@pytest.mark.slow
+def test_what_was_evicted_loads_while_it_waits_again(site: RealSite, tmp_path: Path) -> None:
+    """Its first try had its turn at once, and imports with its GPUs; the second one has imported before it gets any."""
+    program = "import os, slow, time\nwhile not os.path.exists('end'): time.sleep(0.05)\n"
+    folder = made(tmp_path / "low", slow=SLOW, work=program)
+    words = ("--requeue", "--preload", "slow", "--", sys.executable, "work.py")
+    low = site.run("--gpus", str(GPUS), *words, folder=folder)
+    wait_for(lambda: content(folder / "loaded"), "it runs")
+    has, go = tmp_path / "has", tmp_path / "go"
+    high = site.run("--gpus", "1", "--priority", "5", "--", sys.executable, "-c", UNTIL, str(has), str(go), "0")
+    wait_for(lambda: content(has), "the other one has a GPU")
+    wait_for(lambda: len(content(folder / "loaded").splitlines()) == 2, "it is loaded again while it waits")
+    go.touch()
+    (folder / "end").touch()
+    assert (high.wait(PATIENCE_S), low.wait(PATIENCE_S)) == (0, 0)
+    assert [line.split()[1] for line in content(folder / "loaded").splitlines()] == [repr("0,1,2,3"), "''"]
+
+
+@pytest.mark.slow
+def test_in_a_terminal_it_is_of_its_group(site: RealSite, tmp_path: Path) -> None:
+    """In the foreground it is there, too, from its turn on: it may read, and a typed Ctrl-C reaches it once."""
+    program = (
+        "import os, signal, slow, sys, time\n"
+        "got = []\n"
+        "signal.signal(signal.SIGINT, lambda *_: got.append(1))\n"
+        "print(os.getpgrp() == os.getpgid(os.getppid()) == os.tcgetpgrp(0), input(), flush=True)\n"
+        "while not got: time.sleep(0.05)\n"
+        "print('interrupted', flush=True)\n"
+        "while not os.path.exists('end'): time.sleep(0.05)\n"
+        "sys.exit(6 + len(got))\n"
+    )
+    folder = made(tmp_path / "job", slow=SLOW, work=program)
+    user, side = os.openpty()
+    words = [*EGS, "run", "--gpus", "1", "--preload", "slow", "--", sys.executable, "work.py"]
+    told = b""
+
+    def has(text: bytes) -> bool:
+        nonlocal told
+        while select.select([user], [], [], 0)[0]:
+            told += os.read(user, 4096)
+        return text in told
+
+    with contextlib.ExitStack() as stack:
+        with held(site, tmp_path):
+            begun = stack.enter_context(
+                subprocess.Popen(
+                    words,
+                    env=site.environment,
+                    cwd=folder,
+                    stdin=side,
+                    stdout=side,
+                    stderr=side,
+                    start_new_session=True,
+                    preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+                )
+            )
+            wait_for(lambda: content(folder / "loaded"), "it is loaded while it waits")
+        os.write(user, b"hello\r")
+        wait_for(lambda: has(b"True hello"), "it reads")
+        os.write(user, b"\x03")
+        wait_for(lambda: has(b"interrupted"), "it has the signal")
+        (folder / "end").touch()
+        assert begun.wait(PATIENCE_S) == 7
+    assert content(folder / "loaded").count("\n") == 1
+    os.close(user)
+    os.close(side)
