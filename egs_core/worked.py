@@ -20,7 +20,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,12 +70,13 @@ class _Sums:
 
 
 _sums = _Sums()
+_on_work: Callable[[], object] | None = None
 
 
 def _begin_anew() -> None:
     """In a child: what its parent has told is told, and another thread may have held the lock."""
-    global _sums
-    _sums = _Sums()
+    global _sums, _on_work
+    _sums, _on_work = _Sums(), None
 
 
 os.register_at_fork(after_in_child=_begin_anew)
@@ -86,6 +87,8 @@ def work(**units: float) -> None:
     Never raises: what is no amount (negative, not finite, no number) is one warning, and not counted."""
     try:
         _sums.add({unit: _amount(unit, value) for unit, value in units.items()})
+        if _on_work is not None:
+            _on_work()
     except OSError as error:  # a full disk is not the task's business
         warn_once(f"egs.work: what this process has told is not kept: {error.strerror}")
     except Exception as error:  # a value of any type may raise anything
@@ -113,6 +116,13 @@ def _check(unit: str, known: int) -> None:
 def take() -> dict[str, float]:
     """What was told in this process since the last call, by unit. For adapters: around a task."""
     return _sums.take()
+
+
+def on_work(callback: Callable[[], object]) -> None:
+    """For adapters: call it each time after this process has told of work, on the thread that tells; it must not block.
+    For a process that has no end at which somebody asks, as an actor's that is killed."""
+    global _on_work
+    _on_work = callback
 
 
 def file_told(path: str | os.PathLike[str], most: int) -> tuple[Any, float]:

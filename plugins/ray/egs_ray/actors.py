@@ -12,9 +12,15 @@ from typing import Any, cast
 
 import ray
 
+from egs_ray import functions
 from egs_ray.compat import available
 
 TRAINS = ("ray.train.v2._internal.execution.controller.controller", "TrainController")
+LAST_CALLS = {
+    ("ray.train.v2._internal.execution.worker_group.worker", "RayTrainWorker"): "shutdown",
+    ("ray.tune.trainable.trainable", "Trainable"): "stop",
+}
+"""Classes of Ray's libraries whose methods run what the script has given them, each with what is called of it last."""
 PENDING, ALIVE, RESTARTING, DEAD = 0, 2, 3, 4
 """What Ray's driver knows of an actor, by Ray's numbers; other numbers: it is being created."""
 
@@ -79,6 +85,16 @@ def asks_for_groups(made: Any) -> bool:
     return available("groups") and isinstance(made, type) and (made.__module__, made.__name__) == TRAINS
 
 
+def runs_scripts_code(made: Any) -> bool:
+    """Whether a class is, or follows from, one of LAST_CALLS: a worker of Train, a trial of Tune."""
+    return isinstance(made, type) and bool(_last_call_of(made))
+
+
+def _last_call_of(made: type) -> str:
+    names = ((one.__module__, one.__name__) for one in made.__mro__)
+    return next((LAST_CALLS[name] for name in names if name in LAST_CALLS), "")
+
+
 def signature_of(target: Any) -> inspect.Signature:
     """How an ActorClass is called."""
     return inspect.Signature(cast(Any, target).__ray_metadata__.method_meta.signatures["__init__"])
@@ -97,7 +113,23 @@ def with_ticket(made: type, of_function: Callable[[Callable[..., Any]], Callable
         twin(_ticket, self, *args, **kwargs)
 
     body = {"__init__": __init__, "__module__": made.__module__, "__qualname__": made.__qualname__}
+    if last := _last_call_of(made):
+        body[last] = _with_last_words(getattr(made, last))
     return type(made)(made.__name__, (made,), {**body, "__doc__": made.__doc__})
+
+
+def _with_last_words(last: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The method, which its library calls before it ends the process."""
+
+    def saying(self: Any) -> Any:
+        try:
+            from egs_ray.worker.working import say_last_words
+        except Exception:  # an environment without this package, or with another one
+            return last(self)
+        say_last_words()
+        return last(self)
+
+    return functions.named_like(saying, last)
 
 
 _private_to: dict[str, Callable[[], None]] = {}  # by the id of an actor that nobody but this process can know

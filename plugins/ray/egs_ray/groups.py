@@ -30,6 +30,8 @@ from egs_ray.own_values import OwnValues
 Handler = Callable[[Callable[[], PlacementGroup], list[dict[str, float]], dict[str, Any]], PlacementGroup]
 """(makes the group as written, its bundles, the other arguments) -> the group."""
 
+PLACED = "in:"
+"""Begins what a task or actor in a group is told of whom it works for: the rest is its bundle's id in the order."""
 REMOVED = "The placement group has been removed."
 NEEDED = {"scheduling_strategy": "DEFAULT", "num_cpus": 0, "num_gpus": 0}
 NOTHING = NEEDED | {
@@ -102,6 +104,9 @@ class WaitingGroup(PlacementGroup):  # type: ignore[misc]  # of a library withou
     whatever is placed in it, and whoever else gets it, does. From any thread.
 
     create: makes it, as it was asked for. values: of this process. on_needed: called before it is made at once.
+    members: a bundle's index -> the id by which it is known in the order; of those with GPUs. fails_late: whoever asked
+    for it takes an error of `wait` for a time-out, and would ask for another one: `wait` says yes of one that has
+    failed, and who places something in it gets the error.
     """
 
     def __init__(
@@ -110,7 +115,10 @@ class WaitingGroup(PlacementGroup):  # type: ignore[misc]  # of a library withou
         bundles: list[dict[str, float]],
         values: OwnValues,
         on_needed: Callable[[], None],
+        members: Mapping[int, str] = types.MappingProxyType({}),
+        fails_late: bool = False,
     ) -> None:
+        self.members, self.fails_late = members, fails_late
         self.bundle_cache = [{name: float(amount) for name, amount in bundle.items()} for bundle in bundles]
         self._create, self._values, self._on_needed = create, values, on_needed
         self._lock = threading.RLock()
@@ -213,6 +221,8 @@ class WaitingGroup(PlacementGroup):  # type: ignore[misc]  # of a library withou
         until_s = time.monotonic() + timeout_seconds
         if not self._is_known.wait(max(0.0, timeout_seconds)):
             return False
+        if self._error is not None and self.fails_late:
+            return True
         if self._error is not None:
             raise self._error
         return bool(self.real().wait(math.ceil(max(0.0, until_s - time.monotonic()))))  # whole seconds only
@@ -261,12 +271,38 @@ def _of_group(words: str, cause: Exception) -> ray.exceptions.RayTaskError:
 
 def failure_of(options: Mapping[str, Any]) -> Any:
     """Of a submission with these options: a reference with the error of the group in which it is placed, where that has
-    failed; else None."""
+    failed; else None. Raises that error where the group says so."""
+    group, _ = _placed(options)
+    if group is None or not group.has_failed:
+        return None
+    if group.fails_late:
+        group.make()
+    return group.ready()
+
+
+def place_of(options: Mapping[str, Any]) -> str:
+    """Of the same: the id by which the bundle is known in the order in which it is placed, or the first one, where that
+    is not said, or has no GPUs; "" where it is in no group that has a turn."""
+    group, bundle = _placed(options)
+    if group is None:
+        return ""
+    return group.members.get(bundle) or next(iter(group.members.values()), "")
+
+
+def _placed(options: Mapping[str, Any]) -> tuple[WaitingGroup | None, int]:
+    """A group that has, or waits for, a turn, and the number of the bundle; -1: any."""
     strategy = options.get("scheduling_strategy")
-    group = options.get("placement_group")
+    group, bundle = options.get("placement_group"), options.get("placement_group_bundle_index", -1)
     if isinstance(strategy, PlacementGroupSchedulingStrategy):
-        group = strategy.placement_group
-    return group.ready() if isinstance(group, WaitingGroup) and group.has_failed else None
+        group, bundle = strategy.placement_group, strategy.placement_group_bundle_index
+    return (group, bundle) if isinstance(group, WaitingGroup) else (None, -1)
+
+
+def is_captured(options: Mapping[str, Any]) -> bool:
+    """Whether what this worker submits with these options goes into the group in which it runs itself."""
+    if options.get("scheduling_strategy") is not None or ray.util.get_current_placement_group() is None:
+        return False
+    return bool(getattr(ray._private.worker.global_worker, "should_capture_child_tasks_in_placement_group", True))
 
 
 def anywhere(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -249,6 +249,76 @@ def test_a_sweep_goes_on_without_trials_that_are_ended(is_whole: bool, drive: Be
     t.until(t.is_idle)
 
 
+# Two runs of Ray Train: the first one waits for a group that is held, the second one runs.
+TRAINS = """
+import os, sys, tempfile, time
+import ray, ray.train
+from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+from ray.util.placement_group import placement_group, remove_placement_group
+
+folder = sys.argv[2]
+
+def loop(config):
+    with open(f"{folder}/begun", "a") as file:
+        file.write(str(ray.train.get_context().get_world_rank()))
+    time.sleep(600)
+
+def fit(name, **failures):
+    with tempfile.TemporaryDirectory() as storage:
+        scaling = ScalingConfig(num_workers=2, use_gpu=True, resources_per_worker={"CPU": 0.5, "GPU": 0.5})
+        run = RunConfig(storage_path=storage, failure_config=FailureConfig(**failures))
+        try:
+            DataParallelTrainer(loop, scaling_config=scaling, run_config=run).fit()
+        except ray.train.TrainingFailedError as error:
+            said = "removed the placement group: aborted by ann: enough" in str(error)
+            print(name, type(error).__name__, said, flush=True)
+
+# Train's own helpers look for a cluster by this variable, and there may be others on the machine.
+env = {"env_vars": {"RAY_ADDRESS": os.environ["RAY_ADDRESS"]}}
+ray.init(logging_level="ERROR", log_to_driver=False, runtime_env=env)
+held = placement_group([{"GPU": 1}])
+ray.get(held.ready())
+fit("waits", max_failures=3, controller_failure_limit=-1)
+remove_placement_group(held)
+fit("runs", max_failures=1)
+print("end", flush=True)
+"""
+
+
+def test_a_run_of_train_whose_workers_are_ended(drive: Begin, tmp_path: Path) -> None:
+    """An operator ends the group of Train's workers. While it waits the run ends with the operator's words, whatever
+    its FailureConfig says: Train takes an error of a waiting group for a time-out, and would ask for another one
+    without end. While it runs Train asks for another group as often as `max_failures` says, which has its turn, and
+    ends when that is ended, too. Nothing is held afterwards."""
+    pytest.importorskip("pyarrow", reason="Ray Tune and Train need pyarrow, which is not installed")
+    driver = drive(TRAINS, "trains", tmp_path)
+    begun = tmp_path / "begun"
+
+    ended: set[str] = set()
+
+    def workers(state: str) -> set[str]:
+        found = {one.task for one in listed() if one.name == "train-workers" and one.state == state}
+        return found - ended
+
+    t.until(lambda: len(workers(WAITS)) == 2)
+    (workload,) = [one.workload for one in control.ps()]
+    control.abort(workload, task=min(workers(WAITS)), actor="ann", reason="enough")
+    assert driver.stdout is not None
+    assert driver.stdout.readline() == "waits ControllerError True\n"
+    assert not begun.exists()
+    for tries in (2, 4):
+        t.until(lambda tries=tries: begun.exists() and len(begun.read_text()) == tries)  # type: ignore[misc]
+        t.until(lambda: len(workers(PASSED)) == 2)
+        own = workers(PASSED)
+        control.abort(workload, task=min(own), actor="ann", reason="enough")
+        ended |= own
+    out, errors = driver.communicate(timeout=LIMIT_S)
+    assert (driver.returncode, out.splitlines()) == (0, ["runs WorkerGroupError False", "end"]), errors
+    assert len(begun.read_text()) == 4
+    t.until(t.is_idle)
+
+
 @pytest.mark.usefixtures("ray_address")
 def test_what_ray_refuses_late_is_told() -> None:
     """Ray refuses a group when its turn has come, here for a name that is taken: whoever has asked before whether it is

@@ -1,13 +1,18 @@
-"""`egs.progress` in tasks of a real Ray whose driver is at a site server: people see where each is, and rules look."""
+"""`egs.progress` in tasks of a real Ray whose driver is at a site server, and in what Ray's libraries run: people see
+where each is, and rules look."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from egs_core.client.messages import TaskProgress
+from egs_core.runlog.io import read_run
+from egs_core.runlog.records import Granted, TaskAdded, Work
 from tests.conformance.ray.conftest import LIMIT_S, drivers
 from tests.unit.server.real_site import RealSite, wait_for
 from tests.unit.server.served import own_site
@@ -92,6 +97,62 @@ ray.init(logging_level="ERROR", log_to_driver=False)
 print(egs_ray.run(MultiOutputNode([hinted.bind(3), stepped.bind(4)]), name="told").get(600))
 """
 )
+# Train's two workers have half a GPU each, and what they submit, too.
+TRAIN = (
+    TELLS
+    + """
+import tempfile
+import ray.train
+from ray.train import RunConfig, ScalingConfig
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+
+@ray.remote(num_gpus=0.5, num_cpus=0)
+def helper(x):
+    return x
+
+def loop(config):
+    rank = ray.train.get_context().get_world_rank()
+    egs.work(samples=10 + rank)
+    assert ray.get(helper.remote(rank)) == rank
+    tell(3 + rank, [0.5, float("nan")][rank])
+    egs.work(samples=100)
+
+# Train's own helpers look for a cluster by this variable, and there may be others on the machine.
+env = {"env_vars": {"RAY_ADDRESS": os.environ["RAY_ADDRESS"]}}
+ray.init(logging_level="ERROR", log_to_driver=False, runtime_env=env)
+with tempfile.TemporaryDirectory() as storage:
+    scaling = ScalingConfig(num_workers=2, use_gpu=True, resources_per_worker={"CPU": 0.5, "GPU": 0.5})
+    trainer = DataParallelTrainer(loop, scaling_config=scaling, run_config=RunConfig(storage_path=storage))
+    print(trainer.fit().error)
+"""
+)
+# Of two trials one tells itself, the other one from a task that its group captures.
+TUNE = (
+    TELLS
+    + """
+import tempfile
+from ray import tune
+
+@ray.remote(num_cpus=0)
+def child(step):
+    return tell(step, float("nan"))
+
+def trial(config):
+    egs.work(samples=10)
+    step = ray.get(child.remote(4)) if config["x"] else tell(3, 0.5)
+    egs.work(samples=100 + config["x"])
+    return {"step": step}
+
+ray.init(logging_level="ERROR", log_to_driver=False)
+with tempfile.TemporaryDirectory() as storage:
+    tuner = tune.Tuner(
+        tune.with_resources(trial, {"cpu": 0.5, "gpu": 1}),
+        param_space={"x": tune.grid_search([0, 1])},
+        run_config=tune.RunConfig(storage_path=storage, verbose=0),
+    )
+    print(sorted(one.metrics["step"] for one in tuner.fit()))
+"""
+)
 Begin = Callable[[str], "subprocess.Popen[str]"]
 
 
@@ -113,6 +174,12 @@ def told(site: RealSite) -> dict[str, str]:
     """Of each task that tells, by name: in words."""
     found = [view.tasks.told for view in site.client.runs().runs if view.tasks is not None]
     return {one.task.partition("-")[0]: one.words for tasks in found for one in tasks}
+
+
+def places(site: RealSite, name: str) -> list[TaskProgress]:
+    """What tasks have told that are called so."""
+    found = [view.tasks.told for view in site.client.runs().runs if view.tasks is not None]
+    return [one for tasks in found for one in tasks if one.task.startswith(name)]
 
 
 def fired(site: RealSite, rule: str) -> list[dict[str, Any]]:
@@ -162,6 +229,54 @@ def test_what_an_actor_tells_is_heard_to_its_end(begin: Begin, site: RealSite, t
     wait_for(lambda: told(site) == {"Trainer": "step 6, loss 0.5"}, "it has told")
     (tmp_path / "go").touch()
     assert script.communicate(timeout=LIMIT_S)[0].splitlines()[-1] == "6"
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "answer", "worked", "ordered"),
+    [
+        (TRAIN, "train-workers", "None", {"RayTrainWorker": [110.0, 111.0]}, {"train-workers": 2, "helper": 2}),
+        (TUNE, "tune-trial", "[3, 4]", {"ImplicitFunc": [110.0, 111.0]}, {"tune-trial": 2}),
+    ],
+    ids=["train", "tune"],
+)
+def test_where_rays_libraries_are_is_seen_and_looked_at(
+    source: str,
+    name: str,
+    answer: str,
+    worked: dict[str, list[float]],
+    ordered: dict[str, int],
+    begin: Begin,
+    site: RealSite,
+    tmp_path: Path,
+) -> None:
+    """Of two workers of Ray Train, and of two trials of Ray Tune: the driver's tasks, `egs why` and `egs ps` have what
+    each has told last, by the name of its place in the order; rules look at it. Their work, to the last word, is in the
+    run log with the actor that holds the GPU. What a worker of Train submits has had its turn; what a trial does is in
+    its group. The script ends as natively."""
+    pytest.importorskip("pyarrow", reason="Ray Tune and Train need pyarrow, which is not installed")
+    script = begin(source)
+    words = ["step 3, loss 0.5", "step 4, loss is NaN"]
+    wait_for(lambda: sorted(view.words for view in places(site, name)) == words, "both have told")
+    (driver,) = site.client.runs().runs
+    why = site.egs("why", driver.id).stdout
+    assert all(f": {one}, told " in why for one in words), why
+    assert any(one in site.egs("ps").stdout for one in words)
+    (alert, _) = wait_for(lambda: fired(site, "diverged"), "the rule fires")
+    assert f" of driver {driver.id} (ray: " in alert["text"]
+    assert name in alert["text"]
+    wait_for(lambda: len(fired(site, "hangs")) == 2, "both tell no more")
+    (tmp_path / "go").touch()
+    out, errors = script.communicate(timeout=LIMIT_S)
+    own = [line for line in out.splitlines() if "(raylet)" not in line]
+    assert (script.returncode, own[-1:]) == (0, [answer]), (out, errors)
+    records = read_run(tmp_path / "told.jsonl").records
+    names = {(one.workload, one.task): one.name for one in records if isinstance(one, TaskAdded)}
+    works = [(names[one.workload, one.task], one.amounts) for one in records if isinstance(one, Work)]
+    assert {name for name, _ in works} == set(worked)
+    assert sorted(amounts["samples"] for _, amounts in works) == next(iter(worked.values()))
+    granted = Counter(names[one.workload, one.task] for one in records if isinstance(one, Granted))
+    assert granted == ordered
+    wait_for(lambda: not site.open(), "it has gone")
 
 
 IDLE = """

@@ -84,7 +84,9 @@ def test_tasks_of_a_graph_tell_of_their_work(tmp_path: Path, capsys: pytest.Capt
 
 
 SCRIPT = """
+import time
 import ray, egs_core as egs
+import egs_ray.install as hook
 
 @ray.remote(num_gpus=1)
 @egs.task(gpus=1)
@@ -96,16 +98,28 @@ def hinted(tokens):
 def plain(tokens):
     egs.work(tokens=tokens)
 
+@ray.remote(num_gpus=1)
+class Trainer:
+    def fit(self, tokens):
+        egs.work(tokens=tokens)
+
 ray.init(log_to_driver=False)
 ray.get([hinted.remote(3), hinted.remote(4), plain.remote(5)])
+trainer = Trainer.remote()
+ray.get([trainer.fit.remote(tokens) for tokens in (6, 7)])
+deadline = time.monotonic() + 120
+while not any({"tokens": 13.0} in one.worked.values() for one in list(hook.interceptor._desk._workers.values())):
+    assert time.monotonic() < deadline
+    time.sleep(0.05)
 """
 
 
 def test_tasks_of_a_script_tell_of_their_work(run_script: Script, tmp_path: Path) -> None:
-    """Under the hook in mode on, with hints and without."""
+    """Under the hook in mode on, with hints and without, and in methods of an actor, which lives to the end."""
     done = run_script(SCRIPT, EGS_MODE="on")
     assert done.returncode == 0, done.stderr
     assert told_in(tmp_path / "log.jsonl") == [
+        ("Trainer", {"tokens": 13.0}),
         ("hinted", {"tokens": 3.0}),
         ("hinted", {"tokens": 4.0}),
         ("plain", {"tokens": 5.0}),

@@ -125,6 +125,8 @@ class Orderer(Observer):
         """As for the observer; the gate goes with its session."""
         if os.getpid() != self._process:
             return
+        if self._desk is not None:
+            self._desk.note_work()
         super().session_ends()
         report_as_before()
         self._groups.forget()

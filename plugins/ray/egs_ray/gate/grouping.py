@@ -32,7 +32,8 @@ LOOK_S = 1.0  # a group may be removed by another process, of which nobody here 
 PLACED_BY_HAND = ("_soft_target_node_id", "bundle_label_selector", "topology_strategy")
 PLAIN = {"CPU", "GPU", "memory"}
 NODE = "node"
-CALLED = {"ray.tune": "tune-trial", "ray.train": "train-workers"}
+WORKERS = "train-workers"
+CALLED = {"ray.tune": "tune-trial", "ray.train": WORKERS}
 ITS_OWN = "placement-group"
 
 
@@ -140,7 +141,6 @@ class Groups:
         from egs_ray.session.described import member
 
         assert self._values is not None
-        turn.group = WaitingGroup(native, bundles, self._values, lambda: self._hurry(turn))
         strategy = others["strategy"] if len(needs) > 1 else ""
         options = TaskOptions(
             gang=f"group-{os.urandom(8).hex()}" if len(needs) > 1 else "",
@@ -153,6 +153,10 @@ class Groups:
             turn.refs.append(ref)
             arrival = Arrival(key, ref.name, one, [], [], seconds=0.0)
             told.append((arrival, {ref.name: ref}, member(one, options)))
+        with_gpus = [index for index, bundle in enumerate(bundles) if bundle.get("GPU")]
+        members = dict(zip(with_gpus, [ref.name for ref in turn.refs], strict=True))
+        fails_late = needs[0].name == WORKERS
+        turn.group = WaitingGroup(native, bundles, self._values, lambda: self._hurry(turn), members, fails_late)
         with self._lock:
             self._turns[id(turn.group)] = turn
             self.ordered += 1

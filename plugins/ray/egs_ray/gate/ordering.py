@@ -26,7 +26,7 @@ from egs_ray.gate.ticketing import (
     task_of,
     with_ticket,
 )
-from egs_ray.groups import anywhere, failure_of
+from egs_ray.groups import PLACED, anywhere, failure_of, place_of
 from egs_ray.settings import chosen_split
 from egs_ray.submission import Arrival, Needs
 
@@ -135,10 +135,17 @@ class Ordering:
             return None
 
     def submit_lined(
-        self, original: Callable[..., Any], target: Any, args: Any, kwargs: Any, options: dict[str, Any]
+        self,
+        original: Callable[..., Any],
+        target: Any,
+        args: Any,
+        kwargs: Any,
+        options: dict[str, Any],
+        place: str = "",
     ) -> Any:
         """Submit what has no turn, by its twin where it has one: what it submits itself may have turns. What is placed
-        in a group that was ended fails as that did: Ray would let it wait for ever."""
+        in a group that was ended fails as that did: Ray would let it wait for ever. place: the bundle in which it is,
+        where its options do not say."""
         if (failure := failure_of(options)) is not None and (twin := self._twins.of(target, args, kwargs)) is not None:
             return original(twin, (failure,), {}, **anywhere(options))
         twin = None
@@ -148,8 +155,10 @@ class Ordering:
             except Exception as error:
                 self._on_failure(error)
         if twin is not None:
+            place = place_of(options) or place
+            ticket = f"{PLACED}{place}" if place else self._works_for()
             try:
-                return original(twin, (self._works_for(), *args), kwargs, **options)
+                return original(twin, (ticket, *args), kwargs, **options)
             except Exception:  # what is wrong with it is for the user to see, as it was written
                 twin = None
         return original(target, args, kwargs, **options)

@@ -107,10 +107,10 @@ class Twins:
 
     def lined(self, target: Any, args: Any, kwargs: Any) -> Any:
         """The twin of what has no turn; None where that is no function or class of the script's, and no actor of a
-        library's that asks for the groups of the script."""
+        library's that runs the script's code, or asks for its groups."""
         made = _code_of(target) or actors.class_behind(target)
         is_librarys = str(getattr(made, "__module__", "")).partition(".")[0] == "ray"
-        if made is None or (is_librarys and not actors.asks_for_groups(made)):
+        if made is None or (is_librarys and not (actors.asks_for_groups(made) or actors.runs_scripts_code(made))):
             return None
         return self.of(target, args, kwargs)
 

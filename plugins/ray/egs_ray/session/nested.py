@@ -27,6 +27,7 @@ from egs_core.described import describe
 from egs_core.graph.columns import GPU, Shape, TaskOptions
 from egs_core.runlog.records import Work
 from egs_ray import submitting
+from egs_ray.functions import CREATION
 from egs_ray.gate.grouping import tickets_of
 from egs_ray.link import Message, Peer, Server, tell
 from egs_ray.submission import Arrival, Needs
@@ -45,11 +46,13 @@ class NestedRef(ToldRef):
 
 
 class _Worker(msgspec.Struct):
-    """One process: tickets asked for and not used so far, what it watches, and tasks whose code waits there."""
+    """One process: tickets asked for and not used so far, what it watches, and tasks whose code waits there. worked:
+    sums of what an actor has told by `egs.work` by now, by its creation."""
 
     keys: set[str] = set()
     refs: dict[str, NestedRef] = {}
     waits: set[str] = set()
+    worked: dict[str, dict[str, float]] = {}
 
 
 class Desk:
@@ -73,6 +76,18 @@ class Desk:
         """The Ray session ends, and its workers with it."""
         self._server.close()
 
+    def note_work(self) -> None:
+        """The script is about to end: what its actors have told by now goes into its run log."""
+        for worker in list(self._workers.values()):
+            self._note_work(worker)
+
+    def _note_work(self, worker: _Worker) -> None:
+        worked, worker.worked = worker.worked, {}
+        if worked and (gate := self._gate()) is not None:
+            for creation, amounts in worked.items():  # in the run log an actor's life has the actor's own id
+                actor = creation.removeprefix(CREATION)
+                gate.record(Work(gate.site.now(), gate.books.workload, actor, amounts=amounts))
+
     def _on_message(self, peer: Peer, message: Message) -> None:
         worker = self._workers.setdefault(peer, _Worker())
         kind = message["m"]
@@ -95,6 +110,8 @@ class Desk:
         elif kind == "back":
             worker.keys.discard(message["key"])
             gate.give_back(message["key"])
+        elif kind == "worked" and message["id"].startswith(CREATION):
+            _add_up(worker.worked.setdefault(message["id"], {}), message["amounts"])
         elif kind == "worked":
             gate.site.note(Work(gate.site.now(), gate.books.workload, message["id"], amounts=message["amounts"]))
         elif kind == "progress":
@@ -110,6 +127,7 @@ class Desk:
 
     def _on_gone(self, peer: Peer) -> None:
         worker = self._workers.pop(peer, _Worker())
+        self._note_work(worker)
         for ref in worker.refs.values():
             ref.over()
         if (worker.keys or worker.waits) and (gate := self._gate()) is not None:
@@ -173,6 +191,11 @@ class Desk:
                 self.ordered += 1
         refs = {name: worker.refs.get(name) or _over(name, peer) for name in (arrival.task_id, *_names(arrival))}
         gate.add(arrival, refs, _described(arrival, message["options"]) if message["options"] else None)
+
+
+def _add_up(sums: dict[str, float], amounts: dict[str, float]) -> None:
+    for unit, amount in amounts.items():
+        sums[unit] = sums.get(unit, 0.0) + amount
 
 
 def _where(gate: Any, message: Message) -> Any:

@@ -18,9 +18,10 @@ import ray
 from egs_ray import groups, submitting
 from egs_ray.compat import available
 from egs_ray.functions import CREATION, named_like, running_task
+from egs_ray.groups import PLACED
 from egs_ray.worker.devices import devices_told
 from egs_ray.worker.spec import Address
-from egs_ray.worker.working import where_told, work_told
+from egs_ray.worker.working import where_told, work_told, work_told_to_the_end
 
 
 def with_line(function: Callable[..., Any], line: Address) -> Callable[..., Any]:
@@ -49,32 +50,42 @@ def with_line(function: Callable[..., Any], line: Address) -> Callable[..., Any]
 @contextmanager
 def inside(line: Address, works_for: str | None) -> Iterator[None]:
     """The code of a task runs in here. works_for: the task with a turn that has set it off, by its id, or ""; None: it
-    has a turn itself, which it lends while it waits in Ray."""
+    has a turn itself, which it lends while it waits in Ray. What is placed in a group has that group's turn, and says
+    in whose place it is (`groups.place_of`): what it tells is told of that."""
     reached, task = reach(line), running_task()
-    before, reached.works_for = reached.works_for, task if works_for is None else works_for
+    is_placed = works_for is not None and works_for.startswith(PLACED)
+    known = task if works_for is None else works_for.removeprefix(PLACED)
+    before = reached.works_for, reached.place
+    reached.works_for, reached.place = known, known if is_placed else ""
+    is_actor = task.startswith(CREATION)
 
     def say(word: dict[str, Any]) -> None:
-        reached.say({**word, "id": task})
+        reached.say({**word, "id": known if is_placed else task})
 
+    def say_of_task(word: dict[str, Any]) -> None:
+        reached.say({**word, "id": task})  # what it holds is its own, in the run log
+
+    if is_actor:
+        work_told_to_the_end(say_of_task)
     try:
-        if works_for is not None:
-            with work_told(say):
+        with nullcontext() if is_actor else work_told(say_of_task, say):
+            if works_for is not None and not is_placed:
                 yield
-            return
-        from egs_ray.worker.waits import waits_told
+                return
+            from egs_ray.worker.waits import waits_told
 
-        told = waits_told(say)
-        has = devices_told(say)
-        if task.startswith(CREATION):  # an actor's `__init__`: its methods wait on this thread, too, and tell
-            reached.waits = told, where_told(say), has
-            for one in reached.waits:
-                one.__enter__()
-            yield
-            return
-        with work_told(say), told, has:
-            yield
+            told, has = waits_told(say), devices_told(say)
+            if is_actor:  # in its `__init__`: its methods wait on this thread, too, and tell
+                reached.told = told, where_told(say), has
+                for one in reached.told:
+                    one.__enter__()
+                yield
+                return
+            with told, has:
+                yield
     finally:
-        reached.works_for = before
+        if not (is_actor and is_placed):  # whose methods run there, too
+            reached.works_for, reached.place = before
 
 
 class Reached:
@@ -88,20 +99,23 @@ class Reached:
         self._groups: Any = None
         self._gate: Any = None
         self._is_lost = False
-        self.waits: Any = None  # an actor's, and what it tells of how far it is: to its end
-        self.works_for = ""  # see `inside`; of code that runs outside of it, an actor's: the actor
+        self.told: Any = None  # an actor's waits, and what it tells of how far it is: to its end
+        self.works_for = ""  # see `inside`; of code that runs outside of it, an actor's: the actor, or its place
+        self.place = ""  # of what runs in a placement group
 
     def submit(self, original: Callable[..., Any], target: Any, args: Any, kwargs: Any, options: dict[str, Any]) -> Any:
         """Make a submission. What a placement group captures has its place; actors have no turn."""
-        if self._is_lost or ray.util.get_current_placement_group() is not None:
+        is_captured = groups.is_captured(options)
+        if self._is_lost or (is_captured and not self.place):
             return original(target, args, kwargs, **options)
         try:
             ordering = self._made_ordering()
         except Exception as error:  # as where another version of EGS is installed here
             self.lose(error)
             return original(target, args, kwargs, **options)
-        if isinstance(target, ray.actor.ActorClass):
-            return ordering.submit_lined(original, target, args or (), kwargs or {}, options)
+        if is_captured or isinstance(target, ray.actor.ActorClass):
+            place = self.place if is_captured else ""
+            return ordering.submit_lined(original, target, args or (), kwargs or {}, options, place)
         return ordering.submit(original, target, args, kwargs, options)
 
     def create_group(self, native: Callable[[], Any], bundles: list[dict[str, float]], others: dict[str, Any]) -> Any:
