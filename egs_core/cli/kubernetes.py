@@ -18,6 +18,7 @@ from egs_core.client.places import URL, parse_url
 from egs_core.errors import EgsError, InputError
 from egs_core.hint_checks import check_limit
 from egs_core.kubernetes import names
+from egs_core.kubernetes.clusters import ROLES, WORKER
 from egs_core.kubernetes.gates import RELEASE_BY_S
 from egs_core.kubernetes.images import PULL_S
 from egs_core.kubernetes.placeholders import IMAGE, NODE_S
@@ -104,6 +105,12 @@ def controller(
     cluster_name: Annotated[
         str, typer.Option(help="With EGS_URL: what people at the site server see; default: the API server's address.")
     ] = "",
+    multikueue: Annotated[
+        str,
+        typer.Option(
+            help="`worker`: tell the site server of EGS_URL this cluster's queues; `manager`: nominate clusters."
+        ),
+    ] = "",
 ) -> None:
     """Open the gates of pods, and raise Workloads of Kueue that wait, in the engine's order. Ends on SIGINT or SIGTERM.
 
@@ -130,6 +137,12 @@ def controller(
     queue that the cluster has not as the profile says. That changes nothing; of quotas and priority classes a
     controller makes no use.
 
+    With --multikueue manager: of each Workload that waits for MultiKueue to have a cluster (Kueue's configuration names
+    `egs.io/dispatcher`), `status.nominatedClusterNames` is written: the cluster where it should end first by what the
+    site server is told of them, each by its own controller with --multikueue worker and the name that the
+    MultiKueueCluster has as --cluster-name; all of them where nothing is known. A worker's controller tells, and
+    writes nothing more than without.
+
     With EGS_URL in its environment, and EGS_TOKEN over TCP, the pods are ordered by that site server with all else that
     shares its queues: those of a namespace in the queue of its name, others in that of EGS_QUEUE. Nothing is preempted
     there. While it is away gates wait for a minute, then the controller orders its cluster alone until it is back.
@@ -147,6 +160,7 @@ def controller(
             _say("--preempt: while the pods are ordered by the site server, nothing is preempted")
     elif cluster_name:
         raise InputError("--cluster-name", "does nothing without a site server", "set EGS_URL, or leave it out")
+    _check_role(multikueue, is_known=bool(url and cluster_name), with_kueue=kueue)
     if pull_time and not preload:
         raise InputError("--pull-time", "does nothing without --preload", "add --preload, or leave --pull-time out")
     site = profiling("").cluster_profile(profile) if profile is not None else None
@@ -171,6 +185,7 @@ def controller(
         url=url,
         cluster_name=cluster_name,
         queue=os.environ.get(QUEUE, "").strip(),
+        multikueue=multikueue,
     )
     cluster = Cluster(kubeconfig, context)
     if site is not None:
@@ -194,17 +209,23 @@ def open_overdue(
     context: Context = None,
     serve: Serve = None,
     release_by: ReleaseBy = f"{RELEASE_BY_S:.0f}s",
+    multikueue: Annotated[
+        bool, typer.Option("--multikueue", help="Nominate clusters, too, where no controller has for a minute.")
+    ] = False,
 ) -> int:
     """Open the gates that are past their release-by time, once: for a CronJob, beside the controller.
 
-    Changes in the cluster: the scheduling gate `egs.io/order` is taken off those pods. It needs no controller.
+    Changes in the cluster: the scheduling gate `egs.io/order` is taken off those pods. It needs no controller. With
+    --multikueue: for Workloads that have waited for MultiKueue for a minute and have no cluster nominated,
+    `status.nominatedClusterNames` gets all that are connected.
     """
     from egs_core.kubernetes import overdue
     from egs_core.kubernetes.cluster import Cluster
 
-    failed = overdue.open_overdue(
-        Cluster(kubeconfig, context), serve or (), parse_seconds(release_by, "--release-by"), _say
-    )
+    cluster = Cluster(kubeconfig, context)
+    failed = overdue.open_overdue(cluster, serve or (), parse_seconds(release_by, "--release-by"), _say)
+    if multikueue:
+        failed += overdue.nominate_overdue(cluster, _say)
     return 1 if failed else 0
 
 
@@ -252,6 +273,12 @@ def manifests(
     egs_queue: Annotated[
         str, typer.Option(help="With --egs-url: the queue of namespaces that have none of their name there.")
     ] = "",
+    cluster_name: Annotated[
+        str, typer.Option(help="With --egs-url: what people at the site server see; default: the API server's address.")
+    ] = "",
+    multikueue: Annotated[
+        str, typer.Option(help="`manager`: with the right to nominate clusters, or `worker`; and the argument for it.")
+    ] = "",
     helm: Annotated[
         Path | None, typer.Option(help="Write a Helm chart of it into this folder, new or empty, and print nothing.")
     ] = None,
@@ -271,9 +298,11 @@ def manifests(
 
     if egs_url:
         parse_url(egs_url)
-    elif token_secret or egs_queue or ca_config_map:
-        option = "--token-secret" if token_secret else "--egs-queue" if egs_queue else "--ca-config-map"
-        raise InputError(option, "does nothing without --egs-url", "name the site server, or leave it out")
+    named = {"--token-secret": token_secret, "--egs-queue": egs_queue, "--ca-config-map": ca_config_map}
+    for option, stated in (named | {"--cluster-name": cluster_name}).items():
+        if stated and not egs_url:
+            raise InputError(option, "does nothing without --egs-url", "name the site server, or leave it out")
+    _check_role(multikueue, is_known=bool(egs_url and cluster_name))
     asked = Installation(
         image,
         namespace,
@@ -288,6 +317,8 @@ def manifests(
         ca_config_map,
         _placeholder_settings(placeholders, node_time, placeholder_image),
         tuple(rule_of(one, "--claim") for one in claim or ()),
+        multikueue,
+        cluster_name,
     )
     if helm is None:
         typer.echo(yaml.safe_dump_all(objects(asked), sort_keys=False, width=110), nl=False)
@@ -359,6 +390,20 @@ def _placeholder_settings(
     if node_s < 1:
         raise InputError("--node-time", "is less than a second", "say how long a node takes to come, such as 3m")
     return PlaceholderSettings(many, node_s, image or (site.placeholder_image if site else "") or IMAGE)
+
+
+def _check_role(stated: str, *, is_known: bool, with_kueue: bool = True) -> None:
+    """is_known: a site server is told the cluster's name. Raises InputError."""
+    if stated and stated not in ROLES:
+        raise InputError("--multikueue", f"has no {stated!r}", f"say one of {', '.join(ROLES)}")
+    if stated and not with_kueue:
+        raise InputError("--multikueue", "does nothing with --no-kueue", "leave one of them out")
+    if stated == WORKER and not is_known:
+        raise InputError(
+            "--multikueue worker",
+            "tells a site server what the cluster's queues have, by its name",
+            "say which server, and --cluster-name, the name of its MultiKueueCluster",
+        )
 
 
 def _limit(stated: str, place: str) -> float | None:

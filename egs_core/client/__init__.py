@@ -2,6 +2,7 @@
 
 messages    what client and server tell each other: protocol v1
 places      where the server of this user is, and the token for it
+outlooks    what controllers of clusters tell of their queues, and ask
 http        one connection that is kept, over TCP or a Unix socket
 processes   which processes belong to a lease, as the kernel tells it
 groups      control groups of leases, where there are any

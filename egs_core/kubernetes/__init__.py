@@ -8,7 +8,8 @@ seen         what a list of pods means for an engine that was told of an earlier
 gates        which gates are opened now, and which are overdue
 limits       when pods end at the latest; retries: whether what made a pod makes it again
 telling      what is written into a pod that waits; standing: where a pod stands, as is listed of it
-priorities   the order of what waits in Kueue, as priorities of its Workloads
+priorities   the order of what waits in Kueue, as priorities of its Workloads; bookings: what these have of quotas
+clusters     in which of several clusters Workloads of MultiKueue may run
 foreseen     when and where what waits will probably start; coming: the next steps of runs of Argo
 images       what pods are made of, and nodes have
 preloads     which pods load images ahead, made or removed; placeholders: which stand for a node that is not there yet
@@ -21,6 +22,7 @@ cluster      the API server: list, watch, patch; mirror: what was listed, kept u
 claiming     devices and claims, put into nodes and pods
 leader       one of several controllers leads, by a Lease
 controller   the loop; kueue: its part for what waits in Kueue; opening: what both write; writing: a few at a time
+dispatching  the same for MultiKueue, by a site server that is told and asked beside
 overdue      the second process, which opens what is overdue
 webhook      the admission webhook, in the controller's process; certificate: its own
 preempting   what is deleted so that another may start; preloading, placeholding: what makes these and removes them

@@ -42,6 +42,7 @@ VALUES = (
     Value("egsTokenSecret", "token_secret", "a Secret in the release's namespace: its `token` is the controller's"),
     Value("egsCaConfigMap", "ca", "a ConfigMap in the release's namespace: the server's certificate is its `ca.crt`"),
     Value("egsQueue", "queue", "of namespaces that have no queue of their name at the site server"),
+    Value("clusterName", "cluster_name", "what the site server's people call the cluster, and MultiKueue where it is"),
 )
 
 

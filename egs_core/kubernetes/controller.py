@@ -19,9 +19,11 @@ from typing import Any
 import msgspec
 
 from egs_core.kubernetes import foreseen, gates, names, placeholders, places, telling
+from egs_core.kubernetes.bookings import booked_of
 from egs_core.kubernetes.claiming import Claiming
 from egs_core.kubernetes.cluster import NODES, PODS, WORKFLOWS, ApiError, Cluster
 from egs_core.kubernetes.coming import to_come
+from egs_core.kubernetes.dispatching import MultiKueue
 from egs_core.kubernetes.images import PULL_S, node_with_images, pod_with_images
 from egs_core.kubernetes.joining import Door
 from egs_core.kubernetes.kueue import Queues
@@ -35,6 +37,7 @@ from egs_core.kubernetes.pods import Node, Pod, node_of, pod_of, with_pauses
 from egs_core.kubernetes.preempting import Preempting
 from egs_core.kubernetes.preloading import Preloading
 from egs_core.kubernetes.preloads import preload_of
+from egs_core.kubernetes.priorities import workload_of
 from egs_core.kubernetes.session import ClusterSession, preempting_site
 from egs_core.kubernetes.workflows import workflow_of
 from egs_core.kubernetes.writing import Writers
@@ -57,7 +60,7 @@ class Settings(msgspec.Struct, frozen=True):
     limits: of pods that state none; preempts: a pod may be deleted for another, where what made it makes it again;
     preloads: images are loaded ahead, which takes pull_s where it is not known; placeholders: so many pods stand for
     what needs a node. url: of the site server at which the pods are ordered, "": at none; cluster_name: what people see
-    there; queue: of namespaces that have none there."""
+    there; queue: of namespaces that have none there; multikueue: one of `clusters.ROLES`, "": none."""
 
     namespaces: tuple[str, ...] = ()
     window: int = 50
@@ -74,6 +77,7 @@ class Settings(msgspec.Struct, frozen=True):
     url: str = ""
     cluster_name: str = ""
     queue: str = ""
+    multikueue: str = ""
 
 
 class Controller:
@@ -92,7 +96,8 @@ class Controller:
         self._pods = Mirror(cluster, PODS, pod_made, self._woken.set, watch_s=watch_s)
         self._nodes = Mirror(cluster, NODES, node_made, self._woken.set, watch_s=watch_s)
         self._claiming = Claiming(cluster, self._woken.set, watch_s)
-        self._queues = Queues(cluster, self._woken.set, self._note, watch_s) if settings.with_kueue else None
+        made = booked_of if settings.multikueue else workload_of
+        self._queues = Queues(cluster, self._woken.set, self._note, watch_s, made=made) if settings.with_kueue else None
         running = f"{names.ARGO_OVER}!=true"
         self._workflows = Mirror(
             cluster, WORKFLOWS, workflow_of, self._woken.set, labels=running, optional=True, watch_s=watch_s
@@ -122,6 +127,10 @@ class Controller:
             if settings.url
             else None
         )
+        role, woken = settings.multikueue, self._woken.set
+        self._multikueue = (
+            MultiKueue(cluster, role, name, settings.url, woken, self._note, say, watch_s) if role else None
+        )
 
     # --- its life ---
 
@@ -135,6 +144,7 @@ class Controller:
         self.leader.start()
         mirrors = [self._pods, self._nodes, self._workflows, *self._claiming.mirrors]
         mirrors += self._queues.mirrors if self._queues is not None else []
+        mirrors += self._multikueue.mirrors if self._multikueue is not None else []
         mirrors += [self._preloads] if self._preloading is not None else []
         for mirror in mirrors:
             mirror.start()
@@ -154,6 +164,8 @@ class Controller:
                 mirror.stop()
             self._writers.close()
             self._rest()
+            if self._multikueue is not None:
+                self._multikueue.close()
             self.leader.stop()
 
     def stop(self) -> None:
@@ -211,6 +223,8 @@ class Controller:
         self._have_nodes_added(stand_ins, {**others, **pods}, nodes, now)
         if self._queues is not None:
             self._queues.order({uid: pod for uid, pod in pods.items() if pod.queue}, lambda: self.leader.leads)
+            if self._multikueue is not None:
+                self._multikueue.look(self._queues, {**others, **pods}, now, lambda: self.leader.leads)
 
     def _traced(self, pods: dict[str, Pod]) -> dict[str, Pod]:
         """With the ranks of their runs' graphs, where there are any; a cluster without Argo is nothing to speak of."""

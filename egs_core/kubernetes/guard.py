@@ -83,6 +83,25 @@ WORKLOAD_RULES = (
 )
 
 
+_STATUS = (
+    "conditions",
+    "admission",
+    "admissionChecks",
+    "clusterName",
+    "requeueState",
+    "reclaimablePods",
+    "resourceRequests",
+    "unhealthyNodes",
+)
+STATUS_RULES = (
+    (
+        "has(object.status) && has(oldObject.status) && "
+        + " && ".join(_same(field).replace(".spec.", ".status.") for field in _STATUS),
+        "more than the nominated clusters of the Workload is changed",
+    ),
+)
+
+
 def _has(side: str, what: str, key: str) -> str:
     return f"(has({side}.metadata.{what}) && '{key}' in {side}.metadata.{what})"
 
@@ -293,10 +312,12 @@ def policies(
     preloads: bool = False,
     placeholder: Sequence[tuple[str, str]] = (),
     classes: Sequence[str] = (),
+    nominates: bool = False,
 ) -> list[Object]:
     """The policies and their bindings. accounts: by name the namespace of each; preloads: with what holds the right to
     make pods to these; placeholder: the rules that hold it to placeholders, where they may be made; classes: of devices
-    that templates of claims may name, where these may be made."""
+    that templates of claims may name, where these may be made; nominates: with what holds the right to change the
+    status of Workloads to naming clusters."""
     users = ", ".join(f"'system:serviceaccount:{where}:{name}'" for name, where in accounts.items())
     pods = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": ["pods"]}
     gone, made = pods | {"operations": ["DELETE"]}, pods | {"operations": ["CREATE"]}
@@ -306,6 +327,7 @@ def policies(
         "operations": ["UPDATE"],
         "resources": ["workloads"],
     }
+    status = kueue | {"resources": ["workloads/status"]}
     templates = {
         "apiGroups": ["resource.k8s.io"],
         "apiVersions": ["v1"],
@@ -321,6 +343,7 @@ def policies(
         (f"{names.CONTROLLER}-opens-gates", POD_RULES, pods, []),
         (f"{names.CONTROLLER}-deletes", DELETE_RULES, gone, []),
         (f"{names.CONTROLLER}-raises", WORKLOAD_RULES, kueue, []),
+        *([(f"{names.CONTROLLER}-nominates", STATUS_RULES, status, [])] if nominates else []),
         *([(f"{names.CONTROLLER}-preloads", PRELOAD_RULES, made, theirs)] if preloads else []),
         *([(f"{names.CONTROLLER}-placeholders", placeholder, made, own)] if placeholder else []),
         *([(f"{names.CONTROLLER}-claims", template_rules(classes), templates, [])] if classes else []),

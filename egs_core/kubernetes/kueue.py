@@ -14,7 +14,7 @@ import msgspec
 
 from egs_core.graph.columns import Shape
 from egs_core.kubernetes import priorities
-from egs_core.kubernetes.cluster import CLUSTER_QUEUES, LOCAL_QUEUES, WORKLOADS, ApiError, Cluster
+from egs_core.kubernetes.cluster import CLUSTER_QUEUES, LOCAL_QUEUES, WORKLOADS, ApiError, Cluster, Kind
 from egs_core.kubernetes.mirror import Mirror
 from egs_core.kubernetes.opening import raise_priority
 from egs_core.kubernetes.pods import Pod
@@ -28,8 +28,8 @@ RAISING_S = 0.5
 
 
 class Queues:
-    """See the module. woken: told of each change; note: hears of what is wrong, by what it is about. `order` and
-    `forget` belong to one thread."""
+    """See the module. woken: told of each change; note: hears of what is wrong, by what it is about; made: what is
+    kept of a Workload. `order` and `forget` belong to one thread."""
 
     def __init__(
         self,
@@ -38,11 +38,12 @@ class Queues:
         note: Callable[[str, str], None],
         watch_s: int,
         clock: Callable[[], float] = time.monotonic,
+        made: Callable[[dict[str, Any]], Workload] = priorities.workload_of,
     ) -> None:
         self._cluster, self._woken, self._note, self._clock = cluster, woken, note, clock
-        made = ((WORKLOADS, priorities.workload_of), (LOCAL_QUEUES, _raw), (CLUSTER_QUEUES, _raw))
+        kinds = ((WORKLOADS, made), (LOCAL_QUEUES, _raw), (CLUSTER_QUEUES, _raw))
         self._mirrors = {
-            kind: Mirror(cluster, kind, read, woken, optional=True, watch_s=watch_s) for kind, read in made
+            kind: Mirror(cluster, kind, read, woken, optional=True, watch_s=watch_s) for kind, read in kinds
         }
         self._session: ClusterSession | None = None
         self._held: dict[str, Workload] = {}
@@ -52,6 +53,14 @@ class Queues:
     def mirrors(self) -> list[Mirror]:
         """What it has to see."""
         return list(self._mirrors.values())
+
+    def listed(self, kind: Kind) -> list[Any]:
+        """Workloads as they are made, and queues as the API server has them."""
+        return list(self._mirrors[kind].items().values())
+
+    def put(self, raw: dict[str, Any]) -> None:
+        """A Workload as a patch has answered it."""
+        self._mirrors[WORKLOADS].put(raw)
 
     def forget(self) -> None:
         """What comes next is told to a new engine."""

@@ -9,6 +9,7 @@ import msgspec
 
 from egs_core.kubernetes import gates, names
 from egs_core.kubernetes.cluster import CLAIM_TEMPLATES, PODS, WEBHOOKS, ApiError, Cluster
+from egs_core.kubernetes.clusters import MANAGER
 from egs_core.kubernetes.manifests import KINDS, Installation, objects
 from egs_core.kubernetes.overdue import open_all
 from egs_core.kubernetes.placeholding import PlaceholderSettings
@@ -26,9 +27,8 @@ def leave(cluster: Cluster, of: Installation, say: Say, wait: Callable[[float], 
     _delete(cluster, WEBHOOKS.plural, "MutatingWebhookConfiguration", names.CONTROLLER, "", say)
     if failed := _open_until_quiet(cluster, of.serve, say, wait):
         return failed
-    all_of_it = msgspec.structs.replace(
-        of, preloads=True, placeholders=PlaceholderSettings(most=1), claims=(ClaimRule("any", "any"),)
-    )
+    everything = {"preloads": True, "placeholders": PlaceholderSettings(most=1), "multikueue": MANAGER}
+    all_of_it = msgspec.structs.replace(of, **everything, claims=(ClaimRule("any", "any"),))
     for one in reversed(objects(all_of_it)):
         if one["kind"] not in ("Namespace", "MutatingWebhookConfiguration"):
             meta = one["metadata"]

@@ -11,6 +11,7 @@ import msgspec
 
 from egs_core.kubernetes import names
 from egs_core.kubernetes.cluster import Kind
+from egs_core.kubernetes.clusters import MANAGER
 from egs_core.kubernetes.gates import RELEASE_BY_S
 from egs_core.kubernetes.guard import API as ADMISSION
 from egs_core.kubernetes.guard import placeholder_rules, policies
@@ -51,7 +52,8 @@ class Installation(msgspec.Struct, frozen=True):
     the controller's; preempts: it may delete pods that make way; preloads: it may make pods that load images;
     placeholders: and so many that stand for what needs a node. url: of the site server that it joins; token_secret: the
     Secret with its token, under `token`; queue: its `EGS_QUEUE`; ca: the ConfigMap with the certificates that its
-    `EGS_CA` names, under `ca.crt`. claims: what its webhook claims in the place of limits."""
+    `EGS_CA` names, under `ca.crt`. claims: what its webhook claims in the place of limits. multikueue: one of
+    `clusters.ROLES`, "": none; cluster_name: by which others know the cluster."""
 
     image: str = ""
     namespace: str = names.SYSTEM
@@ -66,6 +68,12 @@ class Installation(msgspec.Struct, frozen=True):
     ca: str = ""
     placeholders: PlaceholderSettings = PlaceholderSettings()
     claims: tuple[ClaimRule, ...] = ()
+    multikueue: str = ""
+    cluster_name: str = ""
+
+    @property
+    def nominates(self) -> bool:
+        return self.multikueue == MANAGER
 
 
 def objects(of: Installation) -> list[Object]:
@@ -83,6 +91,7 @@ def objects(of: Installation) -> list[Object]:
             preloads=of.preloads,
             placeholder=placeholder_rules(of.namespace, of.placeholders.image) if of.placeholders.most else (),
             classes=sorted({one.device_class for one in of.claims}),
+            nominates=of.nominates,
         ),
         *([_priority_class(names.PRELOAD_CLASS, PRELOAD_PRIORITY, _ABOUT_PRELOADS)] if of.preloads else []),
         *(_for_placeholders(of) if of.placeholders.most else []),
@@ -121,6 +130,11 @@ def _rights(of: Installation) -> list[Object]:
             _rule("batch", ["jobs"], ["get"]),
         ]
     makes = [_rule("", ["pods"], ["create", "delete"])]
+    nominates = [
+        _rule(kueue, ["workloads"], ["get", "list"]),
+        _rule(kueue, ["admissionchecks", "multikueueconfigs", "multikueueclusters"], READ),
+        _rule(kueue, ["workloads/status"], ["patch"]),
+    ]  # of all namespaces: Kueue has one dispatcher, and nobody else nominates
     if of.preloads:
         changes += makes
     if of.claims:
@@ -128,6 +142,12 @@ def _rights(of: Installation) -> list[Object]:
     return [
         *_granted(names.CONTROLLER, "", controller, names.CONTROLLER, here),
         *_granted(f"{names.CONTROLLER}-lease", here, lease, names.CONTROLLER, here),
+        *(
+            one
+            for account in (names.CONTROLLER, names.OVERDUE)
+            if of.nominates
+            for one in _granted(f"{account}-nominates", "", nominates, account, here)
+        ),
         *(
             _granted(f"{names.CONTROLLER}-placeholders", here, makes, names.CONTROLLER, here)
             if of.placeholders.most
@@ -172,7 +192,10 @@ def _deployment(of: Installation) -> Object:
     arguments = ["kubernetes", "controller", "--webhook-host", host, f"--webhook-port={PORT}", *_stated(of)]
     chosen = {"--preempt": of.preempts, "--preload": of.preloads}
     more = [*(one for one, is_chosen in chosen.items() if is_chosen), *_stated_placeholders(of.placeholders)]
-    more += [*(f"--claim={said(one)}" for one in of.claims), *of.arguments]
+    more += [f"--claim={said(one)}" for one in of.claims]
+    more += [f"--multikueue={of.multikueue}"] if of.multikueue else []
+    more += [f"--cluster-name={of.cluster_name}"] if of.cluster_name else []
+    more += of.arguments
     pod = _pod_spec(of, names.CONTROLLER, [*arguments, "--lease-namespace", of.namespace, *more])
     probe = {"httpGet": {"path": "/healthz", "port": PORT, "scheme": "HTTPS"}, "periodSeconds": 5}
     if of.url:
@@ -201,7 +224,9 @@ def _environment(of: Installation) -> list[Object]:
 
 def _cron_job(of: Installation) -> Object:
     """Each minute, which is as often as there may be."""
-    pod = _pod_spec(of, names.OVERDUE, ["kubernetes", "open-overdue", *_stated(of)]) | {"restartPolicy": "Never"}
+    more = ["--multikueue"] if of.nominates else []
+    arguments = ["kubernetes", "open-overdue", *_stated(of), *more]
+    pod = _pod_spec(of, names.OVERDUE, arguments) | {"restartPolicy": "Never"}
     job = {"activeDeadlineSeconds": 300, "backoffLimit": 0, "template": {"spec": pod}}
     spec = {
         "schedule": "* * * * *",

@@ -35,6 +35,9 @@ PREEMPTED = "egs.io/preempted"
 BASE = "egs.io/base-priority"
 """Annotation of a Workload whose priority was raised: what its user gave it."""
 
+ORIGIN = "kueue.x-k8s.io/multikueue-origin"
+"""Label of Workloads that MultiKueue has made for those of another cluster."""
+
 ARGO_RUN, ARGO_NODE = "workflows.argoproj.io/workflow", "workflows.argoproj.io/node-name"
 ARGO_OVER = "workflows.argoproj.io/completed"
 JOB_INDEX = "batch.kubernetes.io/job-completion-index"

@@ -1,14 +1,19 @@
-"""What is written into the cluster: opened gates, why one is not open, deadlines, priorities. All may be repeated."""
+"""What is written into the cluster: opened gates, why one is not open, deadlines, priorities, nominations. All may be
+repeated."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from egs_core.kubernetes import names
-from egs_core.kubernetes.cluster import PODS, STRATEGIC, WORKLOADS, ApiError, Cluster
+from egs_core.kubernetes.cluster import APPLY, PODS, STRATEGIC, WORKLOADS, ApiError, Cluster
+from egs_core.kubernetes.clusters import Nomination, status_with
 from egs_core.kubernetes.limits import Deadline
 from egs_core.kubernetes.pods import Pod, moment
 from egs_core.kubernetes.priorities import Raise
+
+FIELDS_OF = "kueue-admission"
+"""By this name Kueue has the fields of a Workload's admission, nominations among them."""
 
 
 def open_gate(
@@ -51,3 +56,13 @@ def raise_priority(cluster: Cluster, one: Raise) -> dict[str, Any]:
     """Write a priority, and beside it what its user gave. The Workload as it is then."""
     body = {"metadata": {"annotations": {names.BASE: str(one.base)}}, "spec": {"priority": one.priority}}
     return cluster.patch(WORKLOADS, one.name, body, one.namespace)
+
+
+def nominate(cluster: Cluster, one: Nomination) -> dict[str, Any] | None:
+    """Write it. The Workload as it is then; None where it waits for no cluster any more."""
+    workload = one.choice.workload
+    body = status_with(cluster.get(WORKLOADS, workload.name, workload.namespace), one)
+    if body is None:
+        return None
+    place = f"{workload.name}/status?fieldManager={FIELDS_OF}&force=true"
+    return cluster.patch(WORKLOADS, place, dict(body), workload.namespace, APPLY)

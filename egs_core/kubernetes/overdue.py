@@ -8,10 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from egs_core.kubernetes import gates
-from egs_core.kubernetes.cluster import PODS, ApiError, Cluster
+from egs_core.kubernetes import clusters, gates
+from egs_core.kubernetes.bookings import booked_of
+from egs_core.kubernetes.cluster import (
+    ADMISSION_CHECKS,
+    MULTIKUEUE_CLUSTERS,
+    MULTIKUEUE_CONFIGS,
+    PODS,
+    WORKLOADS,
+    ApiError,
+    Cluster,
+)
 from egs_core.kubernetes.limits import Limiting
-from egs_core.kubernetes.opening import open_gate
+from egs_core.kubernetes.opening import nominate, open_gate
 from egs_core.kubernetes.pods import Pod, pod_of, with_pauses
 
 
@@ -29,6 +38,25 @@ def _listed(cluster: Cluster, namespaces: Sequence[str]) -> list[Pod]:
     for namespace in namespaces or ("",):
         found += map(pod_of, cluster.list(PODS, namespace)[0])
     return list(with_pauses({pod.uid: pod for pod in found}).values())
+
+
+def nominate_overdue(cluster: Cluster, say: Callable[[str], None]) -> int:
+    """Nominate all clusters of MultiKueue for Workloads that have waited for long and have none. For how many that
+    could not be done."""
+    workloads, *kinds = (
+        cluster.list(one)[0] for one in (WORKLOADS, ADMISSION_CHECKS, MULTIKUEUE_CONFIGS, MULTIKUEUE_CLUSTERS)
+    )
+    now, failed = cluster.now(), 0
+    found = clusters.choices(map(booked_of, workloads), clusters.clusters_of(*kinds), now)
+    for one in clusters.overdue(found, now):
+        try:
+            if nominate(cluster, one) is not None:
+                say(f"workload {one.choice.name}: {', '.join(one.clusters)}: {one.why}")
+        except ApiError as error:
+            if error.status not in (404, 409):
+                failed += 1
+                say(f"workload {one.choice.name}: no cluster can be nominated: {error}")
+    return failed
 
 
 def open_all(

@@ -75,7 +75,9 @@ def workload_of(raw: Object) -> Workload:
         f"{text(meta, 'namespace')}/{text(spec, 'queueName')}",
         priority if noted is None else _whole(noted),
         priority,
-        tuple(text(one, "uid") for one in items(meta, "ownerReferences")),
+        ()
+        if names.ORIGIN in part(meta, "labels")
+        else tuple(text(one, "uid") for one in items(meta, "ownerReferences")),
         waits and "deletionTimestamp" not in meta,
         text(meta, "creationTimestamp"),
         holds,

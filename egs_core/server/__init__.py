@@ -22,6 +22,7 @@ access     who is asking: a Unix socket's peer, or a token; the tokens
 who        the parameter of a route that names who asks
 app        the protocol over HTTP; access_routes: that of tokens and the log; metrics_routes
 overview   the whole site for who looks at it all the time; outlines: what has changed of its runs
+outlooks   where work of several clusters should end first; outlook_routes: its routes
 ahead      tasks of drivers, and what is planned for them; driver_use: what they held
 dashboard  the process that shows it to browsers (`egs_core.dashboard`); forwarding: requests for it
 bounds     what a request may be: long, of which kind, how often

@@ -31,6 +31,7 @@ from egs_core.server.leader import NotActive
 from egs_core.server.logic import Seen, SiteLogic, Watch
 from egs_core.server.metrics_routes import add_metrics_route
 from egs_core.server.ordering import Ordering
+from egs_core.server.outlook_routes import add_outlook_routes
 from egs_core.server.overview_routes import add_overview_routes
 from egs_core.server.pools import is_driver
 from egs_core.server.principals import Principal
@@ -235,6 +236,7 @@ def make_app(site: Site) -> FastAPI:
     add_metrics_route(app, site)
     add_overview_routes(app, site)
     add_slo_route(app, site)
+    add_outlook_routes(app)
     add_watch_route(app, site)
     app.router.routes.insert(0, ShortWay(app))
     return app

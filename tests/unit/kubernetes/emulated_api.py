@@ -356,7 +356,7 @@ def _merged(found: dict[str, Any], body: dict[str, Any]) -> dict[str, Any]:
     for key, value in body.items():
         if isinstance(value, dict):
             made[key] = _merged(made.get(key) or {}, value)
-        elif isinstance(value, list) and value and value[0].get("$patch") == "delete":
+        elif isinstance(value, list) and value and isinstance(value[0], dict) and value[0].get("$patch") == "delete":
             gone = {one["name"] for one in value}
             made[key] = [one for one in made.get(key) or [] if one["name"] not in gone]
         elif value is None:

@@ -9,8 +9,8 @@ import pytest
 
 from egs_core.kubernetes.pods import quantity
 
-Judge = Callable[[dict[str, Any]], list[str]]
-"""What the rules have against an object."""
+Judge = Callable[..., list[str]]
+"""What the rules have against an object; of an update, the old one follows."""
 
 
 def judge(rules: Iterable[tuple[str, str]]) -> Judge:
@@ -24,8 +24,8 @@ def judge(rules: Iterable[tuple[str, str]]) -> Judge:
     environment = celpy.Environment()
     programs = [(message, environment.program(environment.compile(rule), functions=numbers)) for rule, message in rules]
 
-    def found(raw: dict[str, Any]) -> list[str]:
-        values = {"object": celpy.json_to_cel(raw)}
+    def found(raw: dict[str, Any], old: dict[str, Any] | None = None) -> list[str]:
+        values = {"object": celpy.json_to_cel(raw)} | ({"oldObject": celpy.json_to_cel(old)} if old else {})
         against = []
         for message, rule in programs:
             try:
