@@ -1,7 +1,7 @@
 """How fast the controller opens the gates of a large cluster, against a bare loop that only takes them off.
 
     EGS_TEST_KUBECONFIG=FILE python -m benchmarks.kubernetes_rate [--nodes 1000] [--pods 10000] [--a-second N]
-        [--shared] [--sides bare,bare_beside,egs]
+        [--window 50] [--shared] [--sides bare,bare_beside,egs]
     EGS_TEST_KUBECONFIG=FILE python -m benchmarks.kubernetes_rate --nodes 100 --pods 500 --sides kueue_bare,kueue_egs
 
 A real API server with its scheduler; nodes are made up, no container runs. All pods are there, gated, before either
@@ -10,7 +10,8 @@ side as the controller does (`bare_beside`). The controller runs in a process of
 are that process's, lists and watches included; decision to release is from the engine's grant to the API server's
 answer. With `--a-second` each node has room for one pod, and so many a second of those that are placed end: what a
 decision takes then, and not how long the line before it is; the first ones, which have room at once, are not counted.
-With `--shared` all sides have the same pods: each bare loop opens a tenth of them, the controller the rest.
+With `--shared` all sides have the same pods: each bare loop opens a tenth of them, the controller the rest. It is said,
+too, when all of them had their nodes: the controller waits for that, `--window` pods at a time, and a loop does not.
 
 Sides with Kueue: all pods wait in a queue that is held, and has quota for all; then it is let go, and pods a second are
 those that Kueue gives quota, while a loop writes a priority into each Workload that waits (`kueue_bare`), while the
@@ -86,12 +87,18 @@ class TimedSession(ClusterSession):
 
 
 class TimedController(Controller):
-    """Notes how long after its grant each gate was open, and when. lags_s, at: in the order of opening."""
+    """Notes how long after its grant each gate was open, and when. lags_s, at: in the order of opening; looks: steps
+    that it made."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self.lags_s: list[float] = []
         self.at: list[float] = []
+        self.looks = 0
+
+    def step(self, now: float) -> None:
+        self.looks += 1
+        super().step(now)
 
     def _new_session(self) -> ClusterSession:
         return TimedSession(woken=self._woken.set)
@@ -238,11 +245,11 @@ def _share(found: Sequence[float], share: float) -> float:
     return sorted(found)[int(share * len(found))]
 
 
-def _control(kubeconfig: Path, name: str, pods: int, first: int, told: Connection) -> None:
-    """In a process of its own: until all gates are open. first: so many are not counted."""
+def _control(kubeconfig: Path, name: str, pods: int, first: int, window: int, told: Connection) -> None:
+    """In a process of its own: until all gates are open. first: so many are not counted; window: of its settings."""
     cluster = CountedCluster(kubeconfig)
     began, processor_s = time.monotonic(), time.process_time()
-    settings = Settings((name,), lease_namespace=name, identity="rate")
+    settings = Settings((name,), window, lease_namespace=name, identity="rate")
     found = TimedController(cluster, settings, lambda line: print(f"egs: {line}", file=sys.stderr))
     thread = threading.Thread(target=found.run, daemon=True)
     thread.start()
@@ -258,6 +265,7 @@ def _control(kubeconfig: Path, name: str, pods: int, first: int, told: Connectio
             "pods": len(found.at),
             "seconds": found.at[-1] - found.at[0],
             "until_first_s": found.at[0] - began,
+            "looks": found.looks,
             "release_p50_s": _share(lags, 0.5),
             "release_p99_s": _share(lags, 0.99),
             "release_max_s": max(lags),
@@ -269,12 +277,13 @@ def _control(kubeconfig: Path, name: str, pods: int, first: int, told: Connectio
     )
 
 
-def controlled(world: World, kubeconfig: Path) -> dict[str, Any]:
+def controlled(world: World, kubeconfig: Path, window: int) -> dict[str, Any]:
     """The controller, as the cluster's administrator."""
     spawned = multiprocessing.get_context("spawn")
     mine, its = spawned.Pipe()
     first = world.at_once if world.a_second else 0
-    process = spawned.Process(target=_control, args=(kubeconfig, world.name, len(world.gated()), first, its))
+    asked = (kubeconfig, world.name, len(world.gated()), first, window, its)
+    process = spawned.Process(target=_control, args=asked)
     process.start()
     its.close()
     try:
@@ -351,7 +360,7 @@ def apart(kubeconfig: Path, sides: Sequence[str], options: argparse.Namespace) -
         world = World(kubeconfig, options.nodes, options.pods, a_second, in_kueue)
         try:
             world.set_up()
-            rows[side] = admitted(world, side) if in_kueue else opened(world, side)
+            rows[side] = admitted(world, side) if in_kueue else opened(world, side, options.window)
         finally:
             world.tear_down()
     return rows
@@ -364,17 +373,19 @@ def shared(kubeconfig: Path, sides: Sequence[str], options: argparse.Namespace) 
     try:
         world.set_up()
         for side in sides:
+            began = time.monotonic()
+            rows[side] = opened(world, side, options.window, SHARE)
             world.settle()
-            rows[side] = opened(world, side, SHARE)
+            rows[side]["until_placed_s"] = time.monotonic() - began
     finally:
         world.tear_down()
     return rows
 
 
-def opened(world: World, side: str, share: float = 1.0) -> dict[str, Any]:
-    """share: of the pods, what a bare loop opens."""
+def opened(world: World, side: str, window: int, share: float = 1.0) -> dict[str, Any]:
+    """window: of the controller; share: of the pods, what a bare loop opens."""
     if side == "egs":
-        return controlled(world, world.kubeconfig)
+        return controlled(world, world.kubeconfig, window)
     return bare(world, AT_ONCE if side == "bare_beside" else 1, share)
 
 
@@ -383,6 +394,7 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=1000)
     parser.add_argument("--pods", type=int, default=10_000)
     parser.add_argument("--a-second", type=float, default=0.0, help="so many pods end in a second; 0: all have room")
+    parser.add_argument("--window", type=int, default=50, help="of the controller: so many open pods wait for a node")
     parser.add_argument("--shared", action="store_true", help="all sides, the controller last, open gates of one set")
     parser.add_argument("--sides", default=",".join(SIDES), help=f"of {', '.join((*SIDES, *KUEUE_SIDES))}")
     options = parser.parse_args()

@@ -138,13 +138,15 @@ class Inventory:
             return pod
         its = [self._claims.get((pod.namespace, name)) for name in pod.claims]
         is_early = (pod.lacks_claims or None in its) and not (pod.node or pod.is_over)
-        if is_early and now - self._missed.setdefault(pod.uid, now) < MADE_S:
-            return msgspec.structs.replace(self._asking(pod, ()), has_other_gates=True)
-        own = tuple(one for one in its if one is not None and self._holders.get(one.uid) == pod.uid)
-        asks = tuple(one.asks for one in own)
+        asks: tuple[tuple[Ask, ...], ...] | None = None
+        if not is_early or now - self._missed.setdefault(pod.uid, now) >= MADE_S:
+            own = (one for one in its if one is not None and self._holders.get(one.uid) == pod.uid)
+            asks = tuple(one.asks for one in own)
         kept = self._pods.get(pod.uid)
         if kept is None or kept[0] is not pod or kept[1] != asks:
-            kept = self._pods[pod.uid] = pod, asks, self._asking(pod, asks)
+            made = self._asking(pod, asks or ())
+            made = msgspec.structs.replace(made, has_other_gates=True) if asks is None else made
+            kept = self._pods[pod.uid] = pod, asks, made
         return kept[2]
 
     def _asking(self, pod: Pod, claimed: Iterable[tuple[Ask, ...]]) -> Pod:

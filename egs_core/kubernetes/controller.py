@@ -4,21 +4,22 @@
                    ▲                                                      │
                    └────────────────────── the cluster ◄──────────────────┘
 
-Level-triggered: each step looks at all that is listed, and what is not done in one is done in the next. Whatever fails,
-gates are opened: without an engine in the order in which pods were made, and past their release-by time always.
+Level-triggered: each step compares all that is listed with what was listed before (`looked`), and what is not done in
+one is done in the next. Whatever fails, gates are opened: without an engine in the order in which pods were made, and
+past their release-by time always.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections import ChainMap, Counter
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
 
-from egs_core.kubernetes import foreseen, gates, names, placeholders, places, telling
+from egs_core.kubernetes import foreseen, gates, names, placeholders, telling
 from egs_core.kubernetes.bookings import booked_of
 from egs_core.kubernetes.claiming import Claiming
 from egs_core.kubernetes.cluster import NODES, PODS, WORKFLOWS, ApiError, Cluster
@@ -29,9 +30,9 @@ from egs_core.kubernetes.joining import Door
 from egs_core.kubernetes.kueue import Queues
 from egs_core.kubernetes.leader import Leader
 from egs_core.kubernetes.limits import Limiting, Rules
+from egs_core.kubernetes.looked import Looked
 from egs_core.kubernetes.mirror import Mirror
 from egs_core.kubernetes.opening import limit, open_gate, tell_why
-from egs_core.kubernetes.paths import Traces
 from egs_core.kubernetes.placeholding import PlaceholderSettings, Placeholding
 from egs_core.kubernetes.pods import Node, Pod, node_of, pod_of, with_pauses
 from egs_core.kubernetes.preempting import Preempting
@@ -102,7 +103,7 @@ class Controller:
         self._workflows = Mirror(
             cluster, WORKFLOWS, workflow_of, self._woken.set, labels=running, optional=True, watch_s=watch_s
         )
-        self._traces = Traces()
+        self._looked = self._nothing_looked()
         self._teller = telling.Teller()
         self._writers: Writers[gates.Opening] = Writers()
         self._limiting = Limiting(settings.limits)
@@ -177,6 +178,7 @@ class Controller:
             self.step(self._cluster.now())
             self._stepped_at = time.monotonic()
         except Exception as error:  # whatever it is: gates must open
+            self._looked = self._nothing_looked()
             if not self._is_servers(error):
                 self._note("step", f"{type(error).__name__}: {error}")
                 self._drop_sessions()
@@ -203,34 +205,36 @@ class Controller:
         self._began = time.monotonic()
         everything, nodes = self._claiming.applied(self._pods.items(), self._nodes.items().values(), now)
         self._note("devices", self._claiming.problem)
-        pods = self._served(everything)
-        listed, stand_ins = self._placeholding.split(everything)
-        others = {uid: msgspec.structs.replace(pod, run="") for uid, pod in listed.items() if uid not in pods}
-        self._limiting.look(pods.values(), now)
-        self._open(gates.overdue(pods.values(), now, self._settings.longest_s), in_line=True)
-        pods = self._traced(pods)
+        problem = self._workflows.problem  # a cluster without Argo is nothing to speak of
+        self._note("workflows", f"{problem}; pods go by their labels" if problem.startswith(FORBIDDEN) else "")
+        looked = self._looked
+        looked.look(everything, self._workflows.items().values())
+        if has_counted := self._limiting.is_due(looked.limited, now):
+            self._limiting.look(looked.runs, looked.limited, now)
+        self._open(looked.overdue(now), in_line=True)
         try:
-            self._order_gates({**others, **pods}, nodes, now)
+            self._order_gates(looked, nodes, now)
             self._note("engine", "")
         except Exception as error:  # without an engine, pods start as they would without us
+            self._looked = self._nothing_looked()
             if not self._is_servers(error):
                 self._note("engine", f"{type(error).__name__}: {error}: all gates are opened")
                 self._drop_sessions()
                 self._open(gates.all_gates(self._served(self._pods.items()).values(), gates.ALONE), in_line=True)
-        self._limit(now)
-        self._tell_why(pods, now)
-        self._preload({**others, **pods}, nodes, now)
-        self._have_nodes_added(stand_ins, {**others, **pods}, nodes, now)
+        if has_counted:
+            self._limit(now)
+        self._tell_why(looked.served, now)
+        self._preload(looked, nodes, now)
+        self._have_nodes_added(looked, nodes, now)
         if self._queues is not None:
-            self._queues.order({uid: pod for uid, pod in pods.items() if pod.queue}, lambda: self.leader.leads)
+            self._queues.order(looked.in_queues, lambda: self.leader.leads)
             if self._multikueue is not None:
-                self._multikueue.look(self._queues, {**others, **pods}, now, lambda: self.leader.leads)
+                self._multikueue.look(self._queues, looked.all, now, lambda: self.leader.leads)
 
-    def _traced(self, pods: dict[str, Pod]) -> dict[str, Pod]:
-        """With the ranks of their runs' graphs, where there are any; a cluster without Argo is nothing to speak of."""
-        problem = self._workflows.problem
-        self._note("workflows", f"{problem}; pods go by their labels" if problem.startswith(FORBIDDEN) else "")
-        return self._traces.applied(pods, self._workflows.items().values())
+    def _nothing_looked(self) -> Looked:
+        """What comes next is looked at anew."""
+        own = self._settings.lease_namespace
+        return Looked(self._serves, lambda pod: pod.is_placeholder and pod.namespace == own, self._settings.longest_s)
 
     def _served(self, pods: dict[str, Pod]) -> dict[str, Pod]:
         """Of these, by uid."""
@@ -239,42 +243,53 @@ class Controller:
     def _serves(self, pod: Pod) -> bool:
         return bool(pod.run) and (not self._settings.namespaces or pod.namespace in self._settings.namespaces)
 
-    def _order_gates(self, pods: dict[str, Pod], nodes: list[Node], now: float) -> None:
+    def _order_gates(self, looked: Looked, nodes: list[Node], now: float) -> None:
         """Pods that Kueue does not hold back; those that it does take room like any other's, and have no gate."""
-        self._open(gates.queued(pods.values()))
-        mine = {uid: pod if not pod.queue else msgspec.structs.replace(pod, run="") for uid, pod in pods.items()}
-        placeless = self._placeless(mine.values(), nodes)
-        self._open(gates.stranded(mine.values(), placeless))
-        told = {uid: pod for uid, pod in mine.items() if uid not in placeless}
+        self._open(gates.queued(looked.queued.values()))
+        placeless = looked.placeless(nodes)
+        self._open(gates.stranded(placeless.values()))
+        told: Mapping[str, Pod] = looked.ordered
+        if placeless:
+            told = {uid: pod for uid, pod in told.items() if uid not in placeless}
         session = self._told_session(told, nodes)
         if session is None:
             return  # gates wait for the site server, each until its release-by time
-        session.prune(mine)
-        self._open_granted(session, mine, now)
-        if self._preempting is not None and not self._preempting.carry_out(session.stops(), pods, now):
+        session.prune(told)
+        self._open_granted(session, looked, now)
+        if self._preempting is not None and not self._preempting.carry_out(session.stops(), looked.all, now):
             self._drop_sessions()
 
-    def _open_granted(self, session: ClusterSession, pods: dict[str, Pod], now: float) -> None:
+    def _open_granted(self, session: ClusterSession, looked: Looked, now: float) -> None:
         """What is granted, as far as the window goes. Where there is more, also what follows as these get their nodes,
-        for a while: with ten thousand pods the next step takes longer than its gates. pods: changed by that."""
-        settings, opened, spent_s = self._settings, set[str](), time.monotonic() - self._began
+        for a while: where a look takes long, the next step takes longer than its gates."""
+        settings, spent_s = self._settings, time.monotonic() - self._began
+        opened: dict[str, Pod] = {}
+        pods = ChainMap(opened, looked.ordered)
         order = session.order() if settings.ahead else []
         until = time.monotonic() + min(OPENING * spent_s, OPENING_S)
         while self.leader.leads and not self._ended.is_set():
-            granted = session.granted()
-            found = gates.releases(granted, order, pods, now, window=settings.window, ahead=settings.ahead)
-            for uid in (done := self._open(found)):
-                session.applied(uid)
-            opened.update(done)
+            granted = session.unopened()
+            found = gates.releases(
+                granted,
+                order,
+                pods,
+                now,
+                window=settings.window,
+                ahead=settings.ahead,
+                unplaced={**looked.unplaced, **opened}.values(),
+                has_grant=session.has_grant,
+            )
+            done = self._open(found)
+            session.applied(*done)
             self._stepped_at = time.monotonic()  # it goes round: new pods may be gated meanwhile
-            latest = self._pods.items()
-            for uid in opened:
-                pods[uid] = latest[uid] if uid in latest else msgspec.structs.replace(pods[uid], is_gated=False, run="")
+            for uid in [*opened, *done]:
+                latest = self._pods.get(uid)
+                opened[uid] = latest or msgspec.structs.replace(pods[uid], is_gated=False, run="")
             is_left = any(uid in pods and pods[uid].is_gated and not pods[uid].is_paused for uid in granted)
             if not is_left or time.monotonic() >= until or len(done) < len(found) or self._ended.wait(PLACED_S):
                 return
 
-    def _told_session(self, pods: dict[str, Pod], nodes: list[Node]) -> ClusterSession | None:
+    def _told_session(self, pods: Mapping[str, Pod], nodes: list[Node]) -> ClusterSession | None:
         """The session that orders, and has been told of these pods; None while the site server is waited for."""
         if self._door is not None and (self._gated is None or not self._gated.is_shared):
             if (found := self._door.session()) is not None:
@@ -319,10 +334,11 @@ class Controller:
         members = Counter((pod.run, pod.gang) for pod in pods.values() if pod.gang)
         order, until = session.order(), time.monotonic() + telling.ASKED_S
         texts = telling.texts(due, order, members, lambda uid: session.why(uid) if time.monotonic() < until else None)
-        self._writers.beside(lambda: self._write_why({uid: (pods[uid], text) for uid, text in texts.items()}, now))
+        said = [(pods[uid], text) for uid, text in texts.items()]
+        self._writers.beside(lambda: self._write_why(said, now))
 
-    def _write_why(self, texts: dict[str, tuple[Pod, str]], now: float) -> None:
-        for pod, text in texts.values():
+    def _write_why(self, texts: list[tuple[Pod, str]], now: float) -> None:
+        for pod, text in texts:
             if not self.leader.leads or self._ended.is_set():
                 return
             try:
@@ -333,39 +349,28 @@ class Controller:
                     self._teller.refused(now)
                     return
 
-    def _preload(self, pods: dict[str, Pod], nodes: list[Node], now: float) -> None:
+    def _preload(self, looked: Looked, nodes: list[Node], now: float) -> None:
         """Load the images of what will start, where it will."""
         if self._preloading is None or self._gated is None or not self._preloading.is_due(now):
             return
-        wanted = [*foreseen.waiting(pods, self._gated.order()), *to_come(self._traces.runs(), now)[: foreseen.MOST]]
+        coming = to_come(looked.traced(), now)[: foreseen.MOST]
+        wanted = [*foreseen.waiting(looked.all, self._gated.order()), *coming]
         there = [one for one in self._preloads.items().values() if one is not None]
-        self._preloading.look(wanted, there, pods, nodes, now, lambda: self.leader.leads)
+        self._preloading.look(wanted, there, looked.all, nodes, now, lambda: self.leader.leads)
 
-    def _have_nodes_added(self, there: list[Pod], pods: dict[str, Pod], nodes: list[Node], now: float) -> None:
+    def _have_nodes_added(self, looked: Looked, nodes: list[Node], now: float) -> None:
         """Placeholders for what the nodes there leave waiting. At a site server quotas say who waits, and
         no node would change that."""
+        there = list(looked.stand_ins.values())
         if self._gated is None or not self._placeholding.is_due(there, now):
             return
-        opened = {
-            uid for uid, pod in self._pods.items().items() if not pod.is_gated and uid in pods and pods[uid].is_gated
-        }
-        pods |= {uid: msgspec.structs.replace(pods[uid], is_gated=False) for uid in opened}  # in this very step
-        coming = to_come(self._traces.runs(), now)[: foreseen.MOST]
+        latest, pods = self._pods.items(), dict(looked.all)
+        for uid, pod in looked.all.items():
+            if pod.is_gated and uid in latest and not latest[uid].is_gated:  # opened in this very step
+                pods[uid] = msgspec.structs.replace(pod, is_gated=False)
+        coming = to_come(looked.traced(), now)[: foreseen.MOST]
         wanted = [] if self._gated.is_shared else placeholders.to_stand_for(pods, self._gated.order(), coming)
         self._placeholding.look(wanted, there, pods, nodes, now, lambda: self.leader.leads)
-
-    def _placeless(self, pods: Iterable[Pod], nodes: list[Node]) -> set[str]:
-        """Pods, by uid, that no node could ever take; demands are looked at once each."""
-        answers: dict[Any, bool] = {}
-        found = set()
-        for pod in pods:
-            if pod.is_gated and pod.run and not pod.is_paused:
-                demand = pod.where, pod.shape
-                if demand not in answers:
-                    answers[demand] = places.may_ever_run(pod, nodes)
-                if not answers[demand]:
-                    found.add(pod.uid)
-        return found
 
     def _open(self, openings: Iterable[gates.Opening], *, in_line: bool = False) -> list[str]:
         """Open these gates, in order; the uids of those that are open now. in_line: where the order is all there is,
@@ -395,10 +400,10 @@ class Controller:
             return open_gate(self._cluster, one.pod, one.why, now)
 
     def _limit(self, now: float) -> None:
-        """Write the deadlines of pods that have their nodes."""
-        self._note("limits", next(self._limiting.faults(), ""))
+        """Write the deadlines of pods that have their nodes: all those with limits are looked at."""
         if now < self._limits_again:
             return
+        self._note("limits", next(self._limiting.faults(), ""))
         for pod, deadline in self._limiting.due(now):
             if not self.leader.leads:
                 return

@@ -10,7 +10,7 @@ past its release-by   ──► opened, whatever else is so, unless somebody has
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -41,24 +41,34 @@ def releases(
     *,
     window: int,
     ahead: int = 0,
+    unplaced: Iterable[Pod] | None = None,
+    has_grant: Callable[[str], bool] | None = None,
 ) -> list[Opening]:
-    """The gates to open now, first first. granted: uids in the order in which the engine has granted them; order: of
-    those that wait for a grant; pods: by uid."""
-    unplaced = [pod for pod in pods.values() if not (pod.node or pod.is_gated) and _is_pending(pod)]
-    pending, flying = len(unplaced), [pod for pod in unplaced if _is_in_flight(pod, now)]
+    """The gates to open now, first first. granted: uids in the order in which the engine has granted them, at least of
+    those whose gates are closed; order: of those that wait for a grant; pods: by uid; unplaced: all of them that are
+    open and have no node, at least; has_grant: of any uid, where `granted` has not all."""
+    open_ones = (pod for pod in (pods.values() if unplaced is None else unplaced) if not (pod.node or pod.is_gated))
+    pending = [pod for pod in open_ones if _is_pending(pod)]
+    flying = [pod for pod in pending if _is_in_flight(pod, now)]
     in_flight = len(flying)
     found: list[Opening] = []
     taken: set[str] = set()
-    for uid in granted if not _is_room_unknown(granted, flying) else ():
-        group = [one for one in _together(uid, granted, pods) if one.uid not in taken]
+    gangs: dict[tuple[str, str], list[Pod]] = {}
+    for uid in granted if not _is_room_unknown(has_grant or frozenset(granted).__contains__, flying) else ():
+        pod = pods.get(uid)
+        if pod is None or not pod.is_gated or uid in taken:
+            continue
+        if pod.gang and not gangs:
+            gangs = _gangs(granted, pods)
+        group = gangs[pod.run, pod.gang] if pod.gang else [pod]
         if any(one.is_paused for one in group):
             continue
-        if group and in_flight + len(found) >= window:
+        if in_flight + len(found) >= window:
             break
         taken.update(one.uid for one in group)
         found += [Opening(one, ORDER) for one in group]
     for uid in order:
-        if pending + len(found) >= ahead:
+        if len(pending) + len(found) >= ahead:
             break
         if uid in pods and pods[uid].is_gated and not (pods[uid].gang or pods[uid].is_paused):
             found.append(Opening(pods[uid], AHEAD))
@@ -81,9 +91,15 @@ def due_of(pod: Pod, longest_s: float, now: float) -> float:
     return min(pod.release_by, latest) if pod.release_by else latest
 
 
-def stranded(pods: Iterable[Pod], placeless: Collection[str]) -> list[Opening]:
-    """The gates of pods that no node could ever take, by uid."""
-    return [Opening(pod, NOWHERE) for pod in pods if pod.is_gated and pod.uid in placeless]
+def soonest_due(pod: Pod, longest_s: float) -> float:
+    """A moment before which its gate is not opened for that it is late, whatever time it is."""
+    due = due_of(pod, longest_s, -SKEW_S)
+    return min(due, pod.resumed_at + longest_s) if pod.resumed_at else due
+
+
+def stranded(pods: Iterable[Pod]) -> list[Opening]:
+    """The gates of pods that no node could ever take, in the order in which these were made."""
+    return [Opening(pod, NOWHERE) for pod in sorted(pods, key=lambda one: (one.created, one.uid)) if pod.is_gated]
 
 
 def queued(pods: Iterable[Pod]) -> list[Opening]:
@@ -98,22 +114,20 @@ def all_gates(pods: Iterable[Pod], why: str) -> list[Opening]:
     return [Opening(pod, why) for pod in sorted(gated, key=lambda one: (-one.rank, one.created, one.uid))]
 
 
-def _together(uid: str, granted: Sequence[str], pods: Mapping[str, Pod]) -> list[Pod]:
-    """The pods that are opened with this one, itself included: the members of its gang that are granted with it."""
-    pod = pods.get(uid)
-    if pod is None or not pod.is_gated:
-        return []
-    if not pod.gang:
-        return [pod]
-    given = [pods[one] for one in granted if one in pods]
-    return [one for one in given if one.is_gated and (one.run, one.gang) == (pod.run, pod.gang)]
+def _gangs(granted: Iterable[str], pods: Mapping[str, Pod]) -> dict[tuple[str, str], list[Pod]]:
+    """The members of each gang that are granted and opened together."""
+    found: dict[tuple[str, str], list[Pod]] = {}
+    for uid in granted:
+        pod = pods.get(uid)
+        if pod is not None and pod.gang and pod.is_gated:
+            found.setdefault((pod.run, pod.gang), []).append(pod)
+    return found
 
 
-def _is_room_unknown(granted: Collection[str], flying: Iterable[Pod]) -> bool:
+def _is_room_unknown(has_grant: Callable[[str], bool], flying: Iterable[Pod]) -> bool:
     """Whether what was opened for its turn is about to get room that no grant keeps for it: the engine may have given
     that to another one by now. flying: what is open and about to get its node."""
-    given = frozenset(granted)
-    return any(pod.opened_for == ORDER and pod.uid not in given for pod in flying)
+    return any(pod.opened_for == ORDER and not has_grant(pod.uid) for pod in flying)
 
 
 def _is_pending(pod: Pod) -> bool:

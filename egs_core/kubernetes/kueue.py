@@ -47,6 +47,7 @@ class Queues:
         }
         self._session: ClusterSession | None = None
         self._held: dict[str, Workload] = {}
+        self._shown: dict[str, tuple[Pod, Pod]] = {}  # by uid: as it is listed, as it is told
         self._next = float("-inf")
 
     @property
@@ -105,18 +106,25 @@ class Queues:
 
     def _ordered(self, workloads: Iterable[Workload], pods: Mapping[str, Pod]) -> list[str]:
         """Uids of the pods that wait, the first first: the engine has no nodes here, so it grants nothing."""
-        if self._session is None or not self._session.is_alive:
-            self._session = ClusterSession()
+        if self._session is not None and not self._session.is_alive:
+            self._session.close()
+            self._session = None
+        self._session = self._session or ClusterSession()
         waiting = {uid for one in workloads if one.waits for uid in one.pods}
         # What has quota is ended for this engine: it takes no part in the order, and the rest of its run does.
-        shown = {
-            uid: msgspec.structs.replace(pod, is_gated=False, has_other_gates=False, gang="", where="", node="")
-            for uid, pod in pods.items()
-            if uid in waiting
-        }
+        self._shown = {uid: self._as_shown(uid, pod) for uid, pod in pods.items() if uid in waiting}
+        shown = {uid: one for uid, (_, one) in self._shown.items()}
         self._session.tell(shown)
         self._session.prune(shown)
         return self._session.order()
+
+    def _as_shown(self, uid: str, pod: Pod) -> tuple[Pod, Pod]:
+        """With the pod itself: what has not changed stays the same object."""
+        kept = self._shown.get(uid)
+        if kept is not None and kept[0] is pod:
+            return kept
+        stripped = msgspec.structs.replace(pod, is_gated=False, has_other_gates=False, gang="", where="", node="")
+        return pod, stripped
 
     def _write(self, raised: Iterable[Raise], leads: Callable[[], bool]) -> None:
         """Until others may come first by now."""

@@ -13,7 +13,7 @@ can raise it, and its pod has failed then, as the owner sees it. What comes to i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -25,6 +25,8 @@ from egs_core.kubernetes.stated import NOTHING
 
 KEPT_S = 3600.0
 """So long after a run with limits has no pod any more its use is known: more of it may come."""
+EVERY_S = 1.0
+"""So often it is looked at what runs have used: at all of their pods."""
 SHARE = 0.1
 """A deadline that has become so much earlier is written again; else when its moment has come."""
 TaskKey = tuple[str, str, str]
@@ -45,6 +47,17 @@ class Deadline(msgspec.Struct, frozen=True):
 
     seconds: int
     why: str
+
+
+def by_run(pods: Iterable[Pod]) -> tuple[dict[str, dict[str, Pod]], set[str]]:
+    """Pods of runs by run, then by uid; and the runs of which some state limits: for `Limiting.look`."""
+    runs: dict[str, dict[str, Pod]] = {}
+    limited: set[str] = set()
+    for pod in pods:
+        if pod.run:
+            runs.setdefault(pod.run, {})[pod.uid] = pod
+            limited.update([pod.run] if pod.limits is not NOTHING else [])
+    return runs, limited
 
 
 class _Use(msgspec.Struct):
@@ -75,23 +88,29 @@ class Limiting:
         self._seen_at: dict[str, float] = {}
         self._uses: dict[tuple[str, str], _Use] = {}  # by run and stage, "" for all of the run
         self._failed_s: dict[TaskKey, float] = {}  # GPU seconds of a task's attempts that are over
-        self._listed: dict[str, Pod] = {}
+        self._runs: Mapping[str, Mapping[str, Pod]] = {}
+        self._next = float("-inf")
 
-    def look(self, pods: Iterable[Pod], now: float) -> None:
-        """All that are there now."""
-        self._listed = {pod.uid: pod for pod in pods if pod.run}
-        limited = {pod.run for pod in self._listed.values() if pod.limits is not NOTHING}
+    def is_due(self, limited: Collection[str], now: float) -> bool:
+        """Whether it is to look again: once in EVERY_S, and when one of these runs was not there. limited: as of
+        `look`."""
+        return now >= self._next or any(run not in self._pods for run in limited)
+
+    def look(self, runs: Mapping[str, Mapping[str, Pod]], limited: Iterable[str], now: float) -> None:
+        """runs: all pods that are there, by run, then by uid, also after that; limited: the runs of which some state
+        limits."""
+        self._runs, self._next = runs, now + EVERY_S
         self._seen_at.update(dict.fromkeys(limited, now))
         self._seen_at = {run: at for run, at in self._seen_at.items() if at + KEPT_S > now}
         self._pods = {run: self._pods.get(run, {}) for run in self._seen_at}
-        for pod in self._listed.values() if self._seen_at else ():
-            if pod.run in self._pods:
-                before = self._pods[pod.run].get(pod.uid)
-                self._pods[pod.run][pod.uid] = _with_end(pod, before.ended if before is not None else 0.0, now)
         self._uses, self._failed_s = {}, {}
         for run, members in self._pods.items():
+            there = runs.get(run, {})
+            for uid, pod in there.items():
+                before = members.get(uid)
+                members[uid] = _with_end(pod, before.ended if before is not None else 0.0, now)
             for uid, pod in members.items():
-                if uid not in self._listed and not pod.ended:
+                if uid not in there and not pod.ended:
                     members[uid] = msgspec.structs.replace(pod, phase="Failed", ended=now)
             self._count(run, members.values(), now)
 
@@ -111,18 +130,20 @@ class Limiting:
 
     def due(self, now: float) -> Iterator[tuple[Pod, Deadline]]:
         """What has its node, and a deadline that is to be written."""
-        is_limited = self._rules != NO_RULES or bool(self._pods)
-        for pod in self._listed.values() if is_limited else ():  # most sites limit nothing
-            if pod.node and not (pod.is_over or pod.is_leaving):
-                found = self.deadline(pod, now)
-                if found is not None and _is_news(pod, found.seconds, now):
-                    yield pod, found
+        for run in self._runs if self._rules != NO_RULES else self._pods:  # most sites limit nothing
+            for pod in self._runs.get(run, {}).values():
+                is_limited = run in self._pods or pod.deadline_s is None
+                if is_limited and pod.node and not (pod.is_over or pod.is_leaving):
+                    found = self.deadline(pod, now)
+                    if found is not None and _is_news(pod, found.seconds, now):
+                        yield pod, found
 
     def faults(self) -> Iterator[str]:
         """What is stated and cannot be read."""
-        for pod in self._listed.values():
-            if pod.limits.fault:
-                yield f"{pod.namespace}/{pod.name}: {pod.limits.fault}"
+        for run in self._pods:
+            for pod in self._runs.get(run, {}).values():
+                if pod.limits.fault:
+                    yield f"{pod.namespace}/{pod.name}: {pod.limits.fault}"
 
     def _bounds(self, pod: Pod, now: float) -> Iterator[_Bound]:
         own, gpus = pod.limits.own, pod.shape.gpu_milli / 1000

@@ -21,7 +21,8 @@ class Mirror:
     """See the module. made: an object's value; changed: told after each change, from the thread. labels: a selector;
     what leaves it is gone. optional: a kind that is not in the cluster, not readable, or cannot be listed yet counts
     as an empty list. What could be read once is believed for half a minute longer: an API server that has just started
-    knows neither rights nor kinds, and says that there are none."""
+    knows neither rights nor kinds, and says that there are none. A value that is equal to the one before stays that
+    very object."""
 
     def __init__(
         self,
@@ -62,6 +63,11 @@ class Mirror:
         with self._lock:
             return dict(self._items)
 
+    def get(self, uid: str) -> Any:
+        """None: it is not there."""
+        with self._lock:
+            return self._items.get(uid)
+
     def put(self, raw: dict[str, Any]) -> None:
         """What a patch has answered: it may be behind what was watched, or the object may be gone."""
         self._put(raw, is_new=False)
@@ -70,7 +76,7 @@ class Mirror:
         uid, version, value = raw["metadata"]["uid"], _version(raw), self._made(raw)
         with self._lock:
             if (is_new or uid in self._items) and version >= self._versions.get(uid, 0):
-                self._items[uid], self._versions[uid] = value, version
+                self._items[uid], self._versions[uid] = _same(self._items.get(uid), value), version
 
     # --- the thread ---
 
@@ -100,7 +106,9 @@ class Mirror:
     def _take(self, found: list[dict[str, Any]]) -> None:
         values = {one["metadata"]["uid"]: self._made(one) for one in found}
         with self._lock:
-            self._items, self._versions = values, {one["metadata"]["uid"]: _version(one) for one in found}
+            before = self._items
+            self._items = {uid: _same(before.get(uid), value) for uid, value in values.items()}
+            self._versions = {one["metadata"]["uid"]: _version(one) for one in found}
         self.lists += 1
         self._listed.set()
         self._changed()
@@ -127,6 +135,10 @@ class Mirror:
             self._put(raw, is_new=True)
         self._changed()
         return str((raw.get("metadata") or {}).get("resourceVersion") or "")
+
+
+def _same(before: Any, value: Any) -> Any:
+    return before if before == value else value
 
 
 def _version(raw: dict[str, Any]) -> int:

@@ -19,7 +19,7 @@ from egs_core.kubernetes.cluster import (
     ApiError,
     Cluster,
 )
-from egs_core.kubernetes.limits import Limiting
+from egs_core.kubernetes.limits import Limiting, by_run
 from egs_core.kubernetes.opening import nominate, open_gate
 from egs_core.kubernetes.pods import Pod, pod_of, with_pauses
 
@@ -29,7 +29,7 @@ def open_overdue(cluster: Cluster, namespaces: Sequence[str], longest_s: float, 
     many could not be opened."""
     limiting, found = Limiting(), _listed(cluster, namespaces)
     now = cluster.now()
-    limiting.look(found, now)
+    limiting.look(*by_run(found), now)
     return open_all(cluster, gates.overdue(found, now, longest_s), say, limiting)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from operator import is_not
 
 import msgspec
 
@@ -108,10 +109,11 @@ class Run(msgspec.Struct, frozen=True):
 
 class Traces:
     """The pods of a cluster with the ranks that their runs' graphs give them. What has not changed is not looked at
-    again, and is the very same object as before."""
+    again, and is the very same object as before. ranked: by uid, of all runs that have graphs."""
 
     def __init__(self) -> None:
         self._runs: dict[str, Run] = {}
+        self.ranked: dict[str, Pod] = {}
 
     def runs(self) -> list[Run]:
         """Those that have pods, as of the last call of `applied`."""
@@ -119,23 +121,38 @@ class Traces:
 
     def applied(self, pods: Mapping[str, Pod], workflows: Iterable[Workflow]) -> dict[str, Pod]:
         """All of these pods, by uid; those of a run with a graph have its ranks and durations in the labels' place."""
-        runs = {(one.namespace, one.name): one for one in workflows}
-        of: dict[str, list[Pod]] = {}
+        of: dict[tuple[str, str], dict[str, Pod]] = {}
         for pod in pods.values():
-            run = runs.get((pod.namespace, pod.workflow)) if pod.workflow else None
-            if run is not None and pod.is_ours:
-                of.setdefault(run.uid, []).append(pod)
-        self._runs = {one.uid: self._run(one, tuple(of[one.uid])) for one in runs.values() if one.uid in of}
-        found = dict(pods)
-        for known in self._runs.values():
-            found.update(known.ranked)
+            if pod.workflow and pod.is_ours:
+                of.setdefault((pod.namespace, pod.workflow), {})[pod.uid] = pod
+        self.follow(of, workflows)
+        return {**pods, **self.ranked}
+
+    def follow(self, of: Mapping[tuple[str, str], Mapping[str, Pod]], workflows: Iterable[Workflow]) -> dict[str, Pod]:
+        """All pods of those runs of which something has changed, as `applied` has them. of: pods of ours, by namespace
+        and Workflow, then by uid."""
+        runs = {(one.namespace, one.name): one for one in workflows}
+        before = self._runs
+        self._runs = {
+            one.uid: self._run(one, tuple(pods.values())) for key, one in runs.items() if (pods := of.get(key))
+        }
+        found: dict[str, Pod] = {}
+        for uid, was in before.items():
+            if self._runs.get(uid) is not was:
+                found.update(of.get((was.workflow.namespace, was.workflow.name), {}))
+                for pod in was.ranked:
+                    del self.ranked[pod]
+        for uid, run in self._runs.items():
+            if before.get(uid) is not run:
+                self.ranked.update(run.ranked)
+                found.update((pod.uid, run.ranked.get(pod.uid, pod)) for pod in run.pods)
         return found
 
     def _run(self, workflow: Workflow, pods: tuple[Pod, ...]) -> Run:
         known = self._runs.get(workflow.uid)
         is_same = known is not None and known.workflow is workflow
         graph = known.graph if known is not None and is_same else graph_of(workflow)
-        if known is not None and is_same and known.pods == pods:
+        if known is not None and is_same and len(known.pods) == len(pods) and not any(map(is_not, known.pods, pods)):
             return known
         before = {} if known is None else known.ranked
         told = {} if graph is None else ways(workflow, graph, pods)

@@ -40,12 +40,6 @@ class Placeholding:
         self._looked_at = float("-inf")
         self._refused_until = 0.0
 
-    def split(self, pods: Mapping[str, Pod]) -> tuple[dict[str, Pod], list[Pod]]:
-        """Pods by uid without the placeholders, and these."""
-        there = [one for one in pods.values() if one.is_placeholder and one.namespace == self._namespace]
-        gone = {one.uid for one in there}
-        return ({uid: pod for uid, pod in pods.items() if uid not in gone} if gone else dict(pods)), there
-
     def is_due(self, there: Iterable[Pod], now: float) -> bool:
         """Whether it is time to look again; asked before what is costly to know."""
         found = list(there)
@@ -64,8 +58,8 @@ class Placeholding:
         now: float,
         leads: Callable[[], bool] = lambda: True,
     ) -> None:
-        """wanted: as `placeholders.to_stand_for` says; there, pods: as `split` says. leads: asked before each
-        request."""
+        """wanted: as `placeholders.to_stand_for` says; there: the placeholders; pods: all others. leads: asked before
+        each request."""
         stated = self._stated
         steps = placeholders.select_steps(
             wanted, there, list(pods.values()), nodes, now, node_s=stated.node_s, most=stated.most

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -17,21 +18,33 @@ from egs_core.kubernetes.devices import PLUGIN, Tier, asked, flavors_for
 from egs_core.kubernetes.pods import Node, Pod
 
 NAME_FIELD = "metadata.name"
+KEPT = 16_384
+"""So many different texts of what pods say of nodes are read once only."""
 Key = str | Tier
 """By which nodes are told apart: a label, or what a request would take of their devices."""
 
 
 def keys_of(wheres: Iterable[str]) -> frozenset[Key]:
     """The node labels that these demands name, and their requests of devices, whatever their number."""
-    found: set[Key] = set()
-    for where in wheres:
-        stated = json.loads(where) if where else {}
-        found.update(stated.get("select", ()))
-        for term in stated.get("terms", ()):
-            found.update(str(one.get("key")) for one in term.get("matchExpressions") or ())
-            found.update(str(one.get("key")) for one in term.get("matchFields") or ())
-        found.update(msgspec.structs.replace(tier, count=1) for ask in asked(where) for tier in ask)
+    return frozenset[Key]().union(*map(_keys_of, wheres))
+
+
+@lru_cache(maxsize=KEPT)
+def _keys_of(where: str) -> frozenset[Key]:
+    stated = _stated(where)
+    found: set[Key] = {*stated.get("select", ())}
+    for term in stated.get("terms", ()):
+        found.update(str(one.get("key")) for one in term.get("matchExpressions") or ())
+        found.update(str(one.get("key")) for one in term.get("matchFields") or ())
+    found.update(msgspec.structs.replace(tier, count=1) for ask in asked(where) for tier in ask)
     return frozenset(found)
+
+
+@lru_cache(maxsize=KEPT)
+def _stated(where: str) -> Mapping[str, Any]:
+    """What `Pod.where` says; nobody changes it."""
+    found: Mapping[str, Any] = json.loads(where) if where else {}
+    return found
 
 
 def telling(keys: Iterable[Key], nodes: Iterable[Node]) -> frozenset[Key]:
@@ -48,6 +61,13 @@ def flavor_of(node: Node, keys: Collection[Key]) -> str:
     stated += [(text, flavors) for text, flavors in took.items() if flavors]
     text = json.dumps([sorted(stated), node.taints])
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def said(node: Node, key: Key) -> object:
+    """What a key says of a node: nodes of which all keys say the same are of one kind, but for their taints."""
+    if isinstance(key, Tier):
+        return flavors_for([(key,)], node.devices, node.plugin_gpus)
+    return _labels(node).get(key)
 
 
 def usable(kinds: Mapping[str, Node], wheres: Iterable[str]) -> frozenset[str]:
@@ -98,8 +118,7 @@ def device_names(kind: str, node: Node) -> tuple[str, ...]:
 
 def allows(where: str, node: Node) -> bool:
     """Whether selector, required affinity and tolerations of a pod let it onto the node."""
-    stated = json.loads(where) if where else {}
-    labels = _labels(node)
+    stated, labels = _stated(where), _labels(node)
     if any(labels.get(key) != str(value) for key, value in stated.get("select", {}).items()):
         return False
     terms = stated.get("terms")

@@ -71,32 +71,34 @@ def status_of(pod: Pod) -> str:
     return HELD if pod.has_other_gates else READY
 
 
-def changes(pods: Mapping[str, Pod], known: Mapping[str, Known]) -> Changes:
-    """What is new in a list of pods, by uid. Members of a gang are new together, when all of them are there."""
-    statuses = [(uid, OVER) for uid, one in known.items() if uid not in pods and one.status != OVER]
+def changes(pods: Mapping[str, Pod], known: Mapping[str, Known], among: Iterable[str] | None = None) -> Changes:
+    """What is new in a list of pods, by uid: runs and pods in the order in which they were made, runs of one second as
+    they are listed. Members of a gang are new together, when all of them are there. among: uids of all that may be
+    others than is known, gangs whole, in the order of the list."""
+    statuses: list[tuple[str, str]] = []
     new: dict[str, list[Pod]] = {}
-    whole = _whole_gangs(pods.values())
-    for uid, pod in pods.items():
-        status, before = status_of(pod), known.get(uid)
+    looked = {**known, **pods} if among is None else among
+    whole = _whole_gangs(pods[uid] for uid in looked if uid in pods)
+    for uid in looked:
+        pod, before = pods.get(uid), known.get(uid)
+        status = OVER if pod is None else status_of(pod)
         if before is not None:
             if status not in (before.status, HELD) and before.status != OVER:
                 statuses.append((uid, status))
-        elif pod.run and status in (READY, RUNNING) and (not pod.gang or (pod.run, pod.gang) in whole):
+        elif pod is not None and status in (READY, RUNNING) and _may_be_told(pod, whole):
             new.setdefault(pod.run, []).append(pod)
-    return Changes({run: tuple(sorted(found, key=_age)) for run, found in new.items()}, tuple(statuses))
+    told = sorted((sorted(found, key=_age) for found in new.values()), key=lambda found: found[0].created)
+    return Changes({found[0].run: tuple(found) for found in told}, tuple(statuses))
 
 
-def with_listed_nodes(pods: Mapping[str, Pod], known: Mapping[str, Known], there: Collection[str]) -> dict[str, Pod]:
-    """Pods that got a node which is not listed yet wait until it is: nodes and pods have watches of their own. What was
-    told as running there stays so."""
-    found = {uid: pod for uid, pod in pods.items() if not pod.node or pod.node in there or not pod.run}
-    for uid in pods.keys() - found.keys():
-        one, pod = known.get(uid), pods[uid]
-        if pod.is_over or (one is not None and one.status in (RUNNING, OVER)):
-            found[uid] = pod
-        elif one is not None:
-            found[uid] = msgspec.structs.replace(pod, node="")
-    return found
+def as_told(pod: Pod, known: Known | None, there: Collection[str]) -> Pod | None:
+    """A pod that got a node which is not listed yet waits until it is: nodes and pods have watches of their own. What
+    was told as running there stays so; None: it is not told yet. there: names of nodes."""
+    if not (pod.node and pod.run) or pod.node in there or pod.is_over:
+        return pod
+    if known is None:
+        return None
+    return pod if known.status in (RUNNING, OVER) else msgspec.structs.replace(pod, node="")
 
 
 def starts_together(pods: Sequence[Pod]) -> frozenset[str]:
@@ -180,6 +182,10 @@ def _whole_gangs(pods: Iterable[Pod]) -> set[tuple[str, str]]:
             there[key] = there.get(key, 0) + 1
             size[key] = max(size.get(key, 0), pod.gang_size)
     return {key for key, count in there.items() if count >= size[key]}
+
+
+def _may_be_told(pod: Pod, whole: Collection[tuple[str, str]]) -> bool:
+    return pod.is_ours and (not pod.gang or (pod.run, pod.gang) in whole)
 
 
 def _age(pod: Pod) -> tuple[float, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import msgspec
 
@@ -16,6 +16,8 @@ from egs_core.engine import EngineConfig
 from egs_core.engine import messages as m
 from egs_core.graph.columns import Graph
 from egs_core.kubernetes import places
+from egs_core.kubernetes.compared import Compared, changed
+from egs_core.kubernetes.kinds import Kinds
 from egs_core.kubernetes.pods import Node, Pod
 from egs_core.kubernetes.room import room_of
 from egs_core.kubernetes.seen import (
@@ -31,7 +33,6 @@ from egs_core.kubernetes.seen import (
     rest_s,
     rests_of,
     status_of,
-    with_listed_nodes,
 )
 from egs_core.runlog import records as r
 from egs_core.site import AnyTold, Asked, Dropped, Grant, Grown, Site, Stop
@@ -42,8 +43,6 @@ MOST_TASKS = 200_000
 """When the site has so many it is made anew: an engine keeps what has ended."""
 MOST_KEYS = 256
 """With more, nodes are told apart by those alone that pods name now: a namespace may make up names without end."""
-NOWHERE = ("nowhere",)
-"""A kind that no node is of: what no node can take is granted none."""
 HELD_S = 120.0
 """Nothing is granted while news are told, and for no longer than this."""
 Connect = Callable[[Holder], Site]
@@ -81,16 +80,18 @@ class ClusterSession:
 
     def _begin(self) -> None:
         self._known: dict[str, Known] = {}
+        self._live: dict[str, dict[str, None]] = {}  # by run, what is known and not over
+        self._over: set[str] = set()
         self._uids: dict[int, str] = {}
         self._granted: dict[int, Grant] = {}  # by task, in the order in which they were granted
+        self._unopened: dict[int, None] = {}  # those of them whose gates were not seen open
         self._stops: list[int] = []
         self._may_have_lost = False  # some of what was granted: told of what is placed elsewhere, or of other nodes
+        self._compared = Compared()
+        self._kinds = Kinds()
+        self._there: dict[str, Node] = {}
+        self._closed: frozenset[str] = frozenset()  # kinds of these
         self._nodes: dict[str, m.NodeAdded] = {}
-        self._keys: frozenset[places.Key] = frozenset()
-        self._kinds: dict[str, tuple[Node, str]] = {}  # by node's name, as it was last seen
-        self._told: dict[str, tuple[str, ...]] = {}  # kinds of nodes by what pods say of these; none: any
-        self._wheres: frozenset[str] = frozenset()  # what pods of ours say of them
-        self._compared: object = None  # what was there when it was last looked whether that still holds
         self._sizes: dict[str, int] = {}  # tasks by run
         self._before: Counter[int] = Counter()  # pods that have not ended before a task that stands for a rest
         self._measured: dict[str, Pod] = {}  # by uid, as they were when it was last looked at how long they take
@@ -117,36 +118,23 @@ class ClusterSession:
 
     def outgrown(self, pods: Mapping[str, Pod], nodes: Iterable[Node] = ()) -> frozenset[places.Key] | None:
         """Where a new site is needed for these pods and nodes, the keys that it is to tell kinds of nodes by."""
-        ours = [pod for pod in pods.values() if pod.run]
-        wheres = frozenset(pod.where for pod in ours)
-        there = {node.name: node for node in nodes}
-        keys = places.keys_of(wheres)
-        if not keys <= self._keys:
-            keys = places.telling(keys, there.values())
-        if not keys <= self._keys or len(self._uids) > MOST_TASKS:
-            return every if len(every := keys | self._keys) <= MOST_KEYS else keys
-        if any(self._told.values()) and any(self._is_elsewhere(pod, there) for pod in ours if pod.node):
-            return self._keys
-        waiting = {pod.where for pod in ours if not (pod.node or pod.is_over)}
-        return self._keys if self._has_other_kinds(wheres, waiting & self._told.keys(), there.values()) else None
+        heard, kinds, found = self._compared, self._kinds, list(nodes)
+        heard.hear(pods)
+        keys = kinds.wanted(heard.wheres, found)
+        if not keys <= kinds.keys or len(self._uids) > MOST_TASKS:
+            return every if len(every := keys | kinds.keys) <= MOST_KEYS else kinds.telling(heard.wheres, found)
+        there = {node.name: node for node in found}
+        if any(kinds.told.values()) and any(self._is_elsewhere(pod, there) for pod in heard.news()):
+            return kinds.keys
+        return kinds.keys if kinds.mean_another(heard.wheres, heard.waiting & kinds.told.keys(), found) else None
 
     def _is_elsewhere(self, pod: Pod, nodes: Mapping[str, Node]) -> bool:
         """Whether a pod has just got a node of a kind that was not told of it, so that it would find no place there."""
-        known, told = self._known.get(pod.uid), self._told.get(pod.where, ())
-        is_news = known is not None and known.status not in (RUNNING, OVER) and not pod.is_over
+        known, told = self._known.get(pod.uid), self._kinds.told.get(pod.where, ())
+        is_news = known is not None and known.status not in (RUNNING, OVER) and pod.run and not pod.is_over
         if not is_news or not told or pod.node not in nodes:
             return False
-        return self._kind(nodes[pod.node]) not in {places.kind_of(name) for name in told}
-
-    def _has_other_kinds(self, wheres: frozenset[str], waiting: set[str], nodes: Iterable[Node]) -> bool:
-        """Whether kinds of nodes have come on which some of what waits may run, or may not, unlike what was told."""
-        kinds = self._kinds_of(nodes)
-        there = kinds.keys(), wheres, waiting
-        if there == self._compared:
-            return False
-        self._compared = there
-        usable = places.usable(kinds, wheres | self._told.keys())
-        return any(places.means_another(self._told[where], where, kinds, usable) for where in waiting)
+        return self._kinds.of(nodes[pod.node]) not in {places.kind_of(name) for name in told}
 
     def renew(self) -> None:
         """A site that knows nothing."""
@@ -156,55 +144,70 @@ class ClusterSession:
     # --- what the site is told ---
 
     def tell(self, pods: Mapping[str, Pod], nodes: Iterable[Node] = ()) -> Changes:
-        """Tell what has changed since the last time; returns it. pods: by uid, all of them, also those of others."""
+        """Tell what has changed since the last time; returns it. pods: by uid, all of them, also those of others.
+        Whatever it raises, the session is lost: some of that may be told."""
         found = list(nodes)
-        if (keys := self.outgrown(pods, found)) is not None:
-            self.renew_with(keys)
-        pods = with_listed_nodes(pods, self._known, {node.name for node in found}) if found else pods
-        self._wheres = frozenset(pod.where for pod in pods.values() if pod.run)
-        self._tell_nodes(found, pods.values())
-        news = changes(pods, self._known)
+        try:
+            if (keys := self.outgrown(pods, found)) is not None:
+                self.renew_with(keys)
+                self._compared.hear(pods)
+            return self._tell(found)
+        except BaseException:
+            self._is_lost = True
+            raise
+
+    def _tell(self, nodes: list[Node]) -> Changes:
+        there = {node.name: node for node in nodes}
+        among = self._compared.to_tell(self._known, there)
+        self._tell_nodes(nodes, there, set(among))
+        pods = self._compared.pods
+        news = changes(pods, self._known, among)
         if not news.are_none:  # else what is told first would be granted before what should go first is told
             self._report([m.GrantsHeld(HELD_S)])
         try:
             for run, new in news.new.items():
-                self._grow(run, new, found)
+                self._grow(run, new, nodes)
             self._tell_statuses(pods, news)
-            self._tell_lengths(pods)
+            self._tell_lengths(pods, among)
         finally:
             self._report([] if news.are_none else [m.GrantsHeld(0.0)])
+        opened = [uid for uid in among if uid in self._known and not (uid in pods and pods[uid].is_gated)]
+        with self._lock:
+            for uid in opened:
+                self._unopened.pop(self._known[uid].task, None)
         return news
 
     def renew_with(self, keys: frozenset[places.Key]) -> None:
         """Nodes are told apart by these: each kind has another name then."""
         if self.has_told:
             self.renew()
-        self._keys, self._kinds = keys, {}
+        self._kinds = Kinds(keys)
 
-    def _tell_nodes(self, nodes: list[Node], pods: Iterable[Pod]) -> None:
-        ours: dict[str, list[Pod]] = {}
-        others: dict[str, list[Pod]] = {}
-        found = list(pods)
-        for pod in found:
-            if pod.node and not pod.is_over:
-                (ours if pod.run else others).setdefault(pod.node, []).append(pod)
-        closed = self._closed_kinds(nodes)
-        own = {pod.uid for pod in found if pod.is_ours} if any(node.devices for node in nodes) else ()
-        told = {}
+    def _tell_nodes(self, nodes: list[Node], there: dict[str, Node], among: set[str]) -> None:
+        """Of those that are others, or have others' pods, or devices of pods that are."""
+        heard, kinds = self._compared, self._kinds
+        closed = kinds.closed(heard.wheres, nodes)
+        stale, turned = {*changed(self._there, there), *heard.touched}, closed ^ self._closed
         for node in nodes:
-            kind, there = self._kind(node), (ours.get(node.name, ()), others.get(node.name, ()))
-            told[node.name] = room_of(node, kind, *there, own, is_open=node.is_open and kind not in closed)
-        self._kinds = {name: kept for name, kept in self._kinds.items() if name in told}
-        events: list[m.Event] = [m.NodeLost(name) for name in self._nodes.keys() - told.keys()]
-        events += [event for name, event in told.items() if self._nodes.get(name) != event]
-        self._nodes = told
+            if (turned and kinds.of(node) in turned) or (node.devices and not among.isdisjoint(node.held)):
+                stale.add(node.name)
+        gone = sorted(self._nodes.keys() - there.keys())
+        events: list[m.Event] = [m.NodeLost(name) for name in gone]
+        for name in gone:
+            kinds.forget(name)
+            del self._nodes[name]
+        for name in sorted(stale & there.keys()):
+            node, on = there[name], heard.on.get(name, {}).values()
+            ours, others = [pod for pod in on if pod.run], [pod for pod in on if not pod.run]
+            kind = kinds.of(node)
+            event = room_of(node, kind, ours, others, heard.ours, is_open=node.is_open and kind not in closed)
+            if self._nodes.get(name) != event:
+                self._nodes[name] = event
+                events.append(event)
+        self._there, self._closed = there, closed
+        heard.touched.clear()
         self._may_have_lost = self._may_have_lost or bool(events)
         self._report(events)
-
-    def _closed_kinds(self, nodes: list[Node]) -> set[str]:
-        """Of nodes that have taints which none of ours tolerates: they take nothing."""
-        kinds = self._kinds_of(node for node in nodes if node.taints)
-        return {*kinds} - places.usable(kinds, self._wheres | self._told.keys())
 
     def _grow(self, run: str, new: tuple[Pod, ...], nodes: list[Node]) -> None:
         if run not in self._sizes:
@@ -212,10 +215,9 @@ class ClusterSession:
             namespace, name = run.split("/")[:2]
             queue = namespace if self._queues else ""
             self.site.submit(m.WorkloadSubmitted(run, name=name, tenant=namespace, queue=queue))
-        flavors = {where: self._flavors(where, nodes) for where in {pod.where for pod in new if not pod.node}}
-        self._told.update(flavors)
-        there = {node.name: node for node in nodes}
-        flavors |= {pod.uid: self._devices_of(pod, there[pod.node]) for pod in new if pod.node in there}
+        flavors = self._kinds.tell({pod.where for pod in new if not pod.node}, self._compared.wheres, nodes)
+        on = ((pod, self._there.get(pod.node)) for pod in new if pod.node)
+        flavors |= {pod.uid: self._kinds.devices_of(pod, node) for pod, node in on if node is not None}
         new = tuple(msgspec.structs.replace(pod, may_restart=self._may_restart(pod)) for pod in new)
         graph, rests = block_of(new, flavors, self._sizes[run])
         at, grown = self._sizes[run], self._add(run, graph, len(new))
@@ -225,6 +227,7 @@ class ClusterSession:
             self._before.update(numbers)
             told = at + number, pod.predicted_s, rest_s(pod)
             self._known[pod.uid] = Known(task, grown.phase + number, run, READY, "", is_gang, numbers, *told)
+            self._live.setdefault(run, {})[pod.uid] = None
             self._uids[task] = pod.uid
 
     def _add(self, run: str, graph: Graph, pods: int = 0) -> Grown:
@@ -234,33 +237,10 @@ class ClusterSession:
         self._rests.update((grown.task + n, grown.phase + n) for n in range(pods, graph.n_tasks))
         return grown
 
-    def _flavors(self, where: str, nodes: list[Node]) -> tuple[str, ...]:
-        """The kinds of nodes on which such a pod may run; none named: all that take any pod of ours."""
-        kinds = self._kinds_of(nodes)
-        usable = places.usable(kinds, self._wheres | self._told.keys())
-        fitting = tuple(sorted(name for kind in usable for name in places.names_for(where, kind, kinds[kind])))
-        return () if frozenset(fitting) == usable else fitting or NOWHERE
-
-    def _devices_of(self, pod: Pod, node: Node) -> tuple[str, ...]:
-        """Of what a pod has on its node; none named where that is any."""
-        may = places.flavors_of(pod.where, node)
-        return tuple(places.device_name(self._kind(node), flavor) for flavor in may)
-
-    def _kinds_of(self, nodes: Iterable[Node]) -> dict[str, Node]:
-        """The kinds of nodes that take pods, each with one of them."""
-        return {self._kind(node): node for node in nodes if node.is_open}
-
-    def _kind(self, node: Node) -> str:
-        """Kept, as it costs more than all else that is looked at of a node that has not changed."""
-        kept = self._kinds.get(node.name)
-        if kept is None or kept[0] is not node:
-            kept = self._kinds[node.name] = node, places.flavor_of(node, self._keys)
-        return kept[1]
-
     def _tell_statuses(self, pods: Mapping[str, Pod], news: Changes) -> None:
         begun = [(uid, RUNNING) for new in news.new.values() for uid in (p.uid for p in new if status_of(p) == RUNNING)]
         sights: list[m.Sight] = []
-        for uid, status in sorted([*news.statuses, *begun], key=lambda one: one[1] != OVER):
+        for uid, status in sorted([*news.statuses, *begun], key=lambda one: (one[1] != OVER, self._known[one[0]].task)):
             known, node = self._known[uid], pods[uid].node if uid in pods else ""
             self._known[uid] = msgspec.structs.replace(known, status=status, node=node)
             if known.is_gang:
@@ -269,6 +249,8 @@ class ClusterSession:
                 sights.append(m.Sight(known.task, status, node))
             self._may_have_lost = self._may_have_lost or (status == RUNNING and not self._is_as_granted(known, node))
             if status == OVER:
+                del self._live[known.run][uid]
+                self._over.add(uid)
                 sights += [m.Sight(rest, OVER) for rest in self._rests_done(known)]
             if status in (OVER, WAITING) and not (known.is_gang and status == WAITING):
                 self._ungrant([known.task])
@@ -279,36 +261,32 @@ class ClusterSession:
             self._report([msgspec.structs.replace(one, closed=()) for one in closed])
             self._report([m.TasksSeen(tuple(sights)), *closed])
 
-    def _tell_lengths(self, pods: Mapping[str, Pod]) -> None:
+    def _tell_lengths(self, pods: Mapping[str, Pod], among: Iterable[str]) -> None:
         """Of pods that do not take as long as was told, or whose runs do not go on as long; of a run with a graph also
         when pods have come: then all that there are stand in one chain again."""
-        lives = {uid: one for uid, one in self._known.items() if one.status != OVER and uid in pods}
-        touched = {one.run for uid, one in lives.items() if self._measured.get(uid) is not pods[uid]}
-        if not touched:
-            return
-        lives = {uid: one for uid, one in lives.items() if one.run in touched}
-        self._measured.update((uid, pods[uid]) for uid in lives)
+        found = sorted((self._known[uid].task, uid) for uid in among if uid in self._known and uid not in self._over)
         estimates: list[tuple[int, float, float]] = []
-        stale: dict[str, set[tuple[int, ...]]] = {}
-        moved: set[str] = set()
-        for uid, one in lives.items():
-            pod, after_s = pods[uid], rest_s(pods[uid])
+        again: dict[str, None] = {}
+        traced: dict[str, None] = {}
+        for _, uid in found:
+            one, pod = self._known[uid], pods[uid]
+            if self._measured.get(uid) is pod:
+                continue
+            self._measured[uid] = pod
             if pod.predicted_s is not None and has_moved(one.predicted_s or 0.0, pod.predicted_s):
                 estimates.append((one.phase, pod.predicted_s, pod.predicted_s))
                 self._known[uid] = msgspec.structs.replace(one, predicted_s=pod.predicted_s)
-            if has_moved(one.rest_s, after_s):
-                moved.add(one.run)
-            elif pod.is_traced and one.rests:
-                stale.setdefault(one.run, set()).add(one.rests[-1:])
+            if has_moved(one.rest_s, rest_s(pod)):
+                again[one.run] = None
+            elif pod.is_traced:
+                traced[one.run] = None
         self._report([m.Estimates(tuple(estimates))] if estimates else [])
-        again: dict[str, dict[str, Pod]] = {run: {} for run in moved}
-        again |= {run: {} for run, chains in stale.items() if len(chains) > 1}
-        if again:
-            for uid, one in lives.items():
-                if one.run in again:
-                    again[one.run][uid] = pods[uid]
-        for run, found in again.items():
-            self._chain_again(run, found)
+        for run in sorted(traced.keys() - again.keys()):
+            chains = {self._known[uid].rests[-1:] for uid in self._live[run] if pods[uid].is_traced}
+            if len(chains - {()}) > 1:
+                again[run] = None
+        for run in again:
+            self._chain_again(run, {uid: pods[uid] for uid in self._live[run]})
 
     def _chain_again(self, run: str, pods: Mapping[str, Pod]) -> None:
         """What is behind the pods of a run, anew: what was behind them is over, and took no time."""
@@ -353,17 +331,17 @@ class ClusterSession:
                 self._report([m.PhaseStarted(known.phase, attempt)])
             self._report([m.PhaseEnded(known.phase, attempt)])
 
-    def prune(self, uids: Iterable[str]) -> None:
+    def prune(self, uids: Collection[str]) -> None:
         """Only these pods are still listed. What has ended stays known till then, so that it is not told again."""
-        for uid in [uid for uid in self._known.keys() - set(uids) if self._known[uid].status == OVER]:
+        for uid in [uid for uid in self._over if uid not in uids]:
+            self._over.discard(uid)
             self._uids.pop(self._known.pop(uid).task, None)
             self._measured.pop(uid, None)
 
-    def applied(self, uid: str) -> None:
-        """Its gate is open."""
-        decision = self._grant_of(self._known[uid].task) if uid in self._known else None
-        if decision is not None:
-            self._report([m.DecisionApplied(decision.id)])
+    def applied(self, *uids: str) -> None:
+        """Their gates are open."""
+        decisions = [self._grant_of(self._known[uid].task) for uid in uids if uid in self._known]
+        self._report([m.DecisionApplied(one.id) for one in decisions if one is not None])
 
     def _report(self, events: Iterable[m.Event]) -> None:
         found = list(events)
@@ -374,10 +352,21 @@ class ClusterSession:
 
     def granted(self) -> list[str]:
         """Uids of pods that may start, in the order in which the site has decided."""
+        return self._named(self._granted)
+
+    def unopened(self) -> list[str]:
+        """Those of them whose gates were closed in the last list."""
+        return self._named(self._unopened)
+
+    def has_grant(self, uid: str) -> bool:
+        """Whether it is one of `granted`, as of the last question for these."""
+        return uid in self._known and self._grant_of(self._known[uid].task) is not None
+
+    def _named(self, tasks: Iterable[int]) -> list[str]:
         if self._may_have_lost:
             self._forget_withdrawn()
         with self._lock:
-            return [self._uids[task] for task in self._granted if task in self._uids]
+            return [self._uids[task] for task in tasks if task in self._uids]
 
     def _is_as_granted(self, known: Known, node: str) -> bool:
         decision = self._grant_of(known.task)
@@ -394,6 +383,7 @@ class ClusterSession:
             for task in waiting:
                 if task in before and self._granted.get(task) is before[task]:  # else it was granted anew meanwhile
                     del self._granted[task]
+                    self._unopened.pop(task, None)
 
     def stops(self) -> list[str]:
         """Uids of pods that should stop for others, each once; what makes them makes them again."""
@@ -415,6 +405,7 @@ class ClusterSession:
         if isinstance(decision, Grant):
             with self._lock:
                 self._granted[decision.task] = decision  # it may come before `grow` has said whose task that is
+                self._unopened[decision.task] = None
         elif isinstance(decision, Stop) and decision.requeue:
             with self._lock:
                 self._stops.append(decision.task)
@@ -430,6 +421,7 @@ class ClusterSession:
         with self._lock:
             for task in tasks:
                 self._granted.pop(task, None)
+                self._unopened.pop(task, None)
 
     def record(self, record: r.Record) -> None:
         """See `Holder`: nothing is logged yet."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -152,3 +155,15 @@ def test_a_side_that_does_not_end_says_what_each_pod_waits_for(tmp_path: Path) -
     with emulated(tmp_path, 1.0) as (_, world), pytest.raises(SystemExit) as given_up:
         world.run()
     assert str(given_up.value) == "native: 0 of 2 runs have ended after 1 s; without a node: pod-0-0, pod-1-0"
+
+
+def test_looks_of_two_checkouts_are_measured_by_turns() -> None:
+    """Here of this one twice: both sides look, after changes too, and are compared."""
+    here = Path(__file__).resolve().parents[3]
+    asked = ["--pods", "40", "--nodes", "4", "--changes", "0,8", "--looks", "2", "--against", str(here)]
+    command = [sys.executable, "-m", "benchmarks.kubernetes_looks", *asked]
+    done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=LIMIT_S, check=True)
+    found = json.loads(done.stdout)
+    for changes in ("0 changes", "8 changes"):
+        assert found[changes]["of_the_other"] > 0
+        assert all(found[changes][side]["least_ms"] > 0 for side in ("here", "against"))

@@ -147,9 +147,10 @@ def test_a_quota_holds_over_two_clusters(api: EmulatedApi, site: RealSite, tmp_p
 
 
 def test_pods_with_new_demands_keep_what_they_hold(api: EmulatedApi, site: RealSite, tmp_path: Path) -> None:
-    """A pod that names a node label of which the server was not told makes a session anew; what runs meanwhile counts
-    at every moment, so a command that waits for the quota does not get it."""
+    """A pod that names a node label that tells nodes apart, and of which the server was not told, makes a session anew;
+    what runs meanwhile counts at every moment, so a command that waits for the quota does not get it."""
     api.add("nodes", node("n1", gpus=2, labels={"zone": "a"}))
+    api.add("nodes", node("n2", labels={"zone": "b"}))
     go, later = tmp_path / "go", tmp_path / "later"
     with joined(api, site):
         api.add("pods", pod("runs", gpus=1, gate=False, spec={"nodeName": "n1"}))

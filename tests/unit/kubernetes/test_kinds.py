@@ -183,9 +183,9 @@ def test_labels_that_no_node_has_make_nothing_anew(told: Counted) -> None:
     try:
         for number in range(5):
             told.tell([plain], asks(f"made-up-{number}", {"nodeSelector": {f"label-{number}": "x"}}))
-        assert (told.begun, told.session._keys) == (1, frozenset())
+        assert (told.begun, told.session._kinds.keys) == (1, frozenset())
         assert told.tell([plain, gpu_node("n2", None, **{"label-3": "x"})], asks("other")) == ["made-up-3", "other"]
-        assert told.session._keys == {"label-3"}
+        assert told.session._kinds.keys == {"label-3"}
     finally:
         told.session.close()
 
@@ -193,23 +193,43 @@ def test_labels_that_no_node_has_make_nothing_anew(told: Counted) -> None:
 def test_labels_that_are_named_no_more_are_forgotten(told: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there are too many; those that pods name now still tell where these may run, however many they are."""
     monkeypatch.setattr(sessions, "MOST_KEYS", 4)
-    nodes = [gpu_node(name, None, **{f"label-{number}": name for number in range(12)}) for name in ("n1", "n2")]
+    nodes = [gpu_node("none"), *(gpu_node(f"n{number}", None, **{f"label-{number}": "x"}) for number in range(12))]
 
     def granted_on(*labels: int) -> set[str]:
         told.pods.clear()
         granted = told.tell(
-            nodes, *(asks(f"{labels}-{one}", {"nodeSelector": {f"label-{one}": "n2"}}) for one in labels)
+            nodes, *(asks(f"{labels}-{one}", {"nodeSelector": {f"label-{one}": "x"}}) for one in labels)
         )
         grants = [told.session._grant_of(told.session._known[uid].task) for uid in granted]
         return {grant.node for grant in grants if grant is not None}
 
     try:
         for number in range(12):
-            assert granted_on(number) == {"n2"}
-            assert len(told.session._keys) <= 4
-        assert granted_on(*range(8)) == {"n2"}
-        assert len(told.session._keys) == 8
-        assert granted_on(11) == {"n2"}
-        assert len(told.session._keys) == 1
+            assert granted_on(number) == {f"n{number}"}
+            assert len(told.session._kinds.keys) <= 4
+        assert granted_on(*range(8)) == {f"n{number}" for number in range(8)}
+        assert len(told.session._kinds.keys) == 8
+        assert granted_on(11) == {"n11"}
+        assert len(told.session._kinds.keys) == 1
+    finally:
+        told.session.close()
+
+
+def test_what_says_the_same_of_all_nodes_makes_nothing_anew(told: Counted) -> None:
+    """Nodes have many labels, and each pod may name another one of them. Once one comes of which such a label says
+    another thing, it is told apart; also when another label told it apart before."""
+    same = {f"label-{number}": "x" for number in range(9)}
+    nodes = [gpu_node(name, None, pool=pool, **same) for name, pool in (("n1", "a"), ("n2", "a"), ("n3", "b"))]
+    other = gpu_node("n4", None, pool="b", **{**same, "label-7": "y"})
+    try:
+        for number in range(9):
+            told.tell(nodes, asks(f"p{number}", {"nodeSelector": {f"label-{number}": "x"}}))
+        assert (told.begun, len(told.session.granted()), told.session._kinds.keys) == (1, 3, frozenset())
+        told.tell(nodes, asks("b", {"nodeSelector": {"pool": "b"}}, rank=900))
+        assert (told.begun, told.session._kinds.keys) == (2, frozenset({"pool"}))
+        told.tell([*nodes, other], asks("y", {"nodeSelector": {"label-7": "y"}}, hints={"priority": 9}))
+        assert (told.begun, told.session._kinds.keys) == (3, frozenset({"pool", "label-7"}))
+        grants = {uid: told.session._grant_of(told.session._known[uid].task) for uid in ("b", "y")}
+        assert {uid: grant and grant.node for uid, grant in grants.items()} == {"b": "n3", "y": "n4"}
     finally:
         told.session.close()

@@ -14,7 +14,7 @@ pytest.importorskip("kubernetes", reason="the client of Kubernetes is not instal
 
 from egs_core.cli.app import run
 from egs_core.kubernetes.cluster import ApiError, Cluster, Kind
-from egs_core.kubernetes.limits import KEPT_S, Deadline, Limiting, Rules
+from egs_core.kubernetes.limits import KEPT_S, Deadline, Limiting, Rules, by_run
 from egs_core.kubernetes.pods import Pod, moment, pod_of
 from tests.unit.kubernetes.controlled import controlled
 from tests.unit.kubernetes.emulated_api import LIMIT_S, EmulatedApi
@@ -51,7 +51,7 @@ def ran(name: str, since_s: float | None = None, till_s: float | None = None, **
 
 def asked(*pods: Pod, of: Pod, rules: Rules | None = None) -> Deadline | None:
     limiting = Limiting() if rules is None else Limiting(rules)
-    limiting.look([*pods, of], NOW)
+    limiting.look(*by_run([*pods, of]), NOW)
     return limiting.deadline(of, NOW)
 
 
@@ -134,29 +134,29 @@ def test_gpu_time_of_a_run_ends_all_that_runs_when_it_is_used_up() -> None:
     """Not before, though each has what is left as its bound; pods without a GPU end with the others."""
     notes = limits(max_gpu_time=100)
     limiting, a, b = Limiting(), ran("a", 40, gpus=1, notes=notes), ran("b", 20, gpus=2)
-    limiting.look([a, b, c := ran("c", 10)], NOW)
+    limiting.look(*by_run([a, b, c := ran("c", 10)]), NOW)
     assert limiting.deadline(a, NOW) == Deadline(60, "max_gpu_time of its run")
     assert limiting.deadline(b, NOW) == Deadline(30, "max_gpu_time of its run")
     assert limiting.deadline(c, NOW) is None
     bounded = [ran("a", 40, gpus=1, notes=notes, spec={"activeDeadlineSeconds": 60}),
                ran("b", 20, gpus=2, spec={"activeDeadlineSeconds": 30})]  # fmt: skip
-    limiting.look([*bounded, c], NOW + 1)
+    limiting.look(*by_run([*bounded, c]), NOW + 1)
     assert list(limiting.due(NOW + 1)) == []  # a bound that is hardly earlier is not written again
-    limiting.look([*bounded, c], NOW + 7)
+    limiting.look(*by_run([*bounded, c]), NOW + 7)
     assert {pod.name: one.seconds for pod, one in limiting.due(NOW + 7)} == {"a": 47, "b": 27, "c": 17}
 
 
 def test_what_is_gone_counts() -> None:
     """A pod that is no longer listed keeps what it has used, while its run goes on and an hour longer."""
     limiting, notes = Limiting(), limits(max_gpu_time=100)
-    limiting.look([ran("a", 60, gpus=1, notes=notes)], NOW)
-    limiting.look([], NOW + 10)
+    limiting.look(*by_run([ran("a", 60, gpus=1, notes=notes)]), NOW)
+    limiting.look(*by_run([]), NOW + 10)
     after = ran("b", gpus=1, notes=notes)
     for later_s in (20.0, KEPT_S - 1):
-        limiting.look([after], NOW + later_s)
+        limiting.look(*by_run([after]), NOW + later_s)
         assert limiting.deadline(after, NOW + later_s) == Deadline(30, "max_gpu_time of its run")
-    limiting.look([], NOW + 2 * KEPT_S)
-    limiting.look([after], NOW + 2 * KEPT_S)
+    limiting.look(*by_run([]), NOW + 2 * KEPT_S)
+    limiting.look(*by_run([after]), NOW + 2 * KEPT_S)
     assert limiting.deadline(after, NOW + 2 * KEPT_S) == Deadline(100, "max_gpu_time of its run")
 
 
