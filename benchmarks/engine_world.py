@@ -279,9 +279,13 @@ class World:
         self.send(m.QueuesChanged(tuple(specs)))
 
     def _flavors(self) -> None:
-        """Other speeds and prices, or a belief about a phase on one flavor."""
-        count = len(self.bench.state.kind)
+        """Other speeds and prices, a belief about a phase on one flavor, or other flavors for a task."""
+        count, tasks = len(self.bench.state.kind), len(self.bench.state.task_ids)
         names = ("", "fast", "slow")
+        if tasks and not self.numbers.below(4):
+            allowed = ((self.home_flavor,), (self.home_flavor, "fast"))[self.numbers.below(2)]
+            self.send(m.FlavorsAllowed(self.numbers.below(tasks), allowed))
+            return
         if count and self.numbers.below(2):
             phase, seconds = self.numbers.below(count), float(self.numbers.below(8))
             self.send(m.FlavorEstimates(((phase, names[self.numbers.below(3)], seconds, 2 * seconds),)))

@@ -244,7 +244,7 @@ class Left(Told):
 class Driver(Told):
     """A driver that has joined. epoch: of this server, until it ends; ttl_s: silent for longer, it is taken for gone.
     now: second of the site's clock. queue: in which its work is; notice: what its user is to be told of that.
-    wants_progress: it may tell how far its tasks are."""
+    wants_progress: it may tell how far its tasks are; takes_flavors: and which flavors one may have from now on."""
 
     id: str
     epoch: str
@@ -253,6 +253,7 @@ class Driver(Told):
     queue: str = ""
     notice: str = ""
     wants_progress: bool = False
+    takes_flavors: bool = False
 
 
 class Lease(Told):

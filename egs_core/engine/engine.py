@@ -115,6 +115,7 @@ class Engine:
             m.BranchSkipped: self._on_skipped,
             m.Estimates: self._on_estimates,
             m.FlavorEstimates: self._on_flavor_estimates,
+            m.FlavorsAllowed: self._processes.flavors_allowed,
             m.TaskFinished: self._on_finished,
             m.Checkpointed: self._on_checkpoint,
             m.Activity: self._on_activity,

@@ -173,6 +173,14 @@ class FlavorEstimates(Event, frozen=True, tag="flavor_estimates"):
     values: tuple[tuple[int, str, float, float], ...]
 
 
+class FlavorsAllowed(Event, frozen=True, tag="allowed"):
+    """From now on the task may have these flavors only, whatever was said before: on others it has been tried in vain.
+    What it holds it keeps. Without a flavor nothing changes."""
+
+    task: int
+    flavors: tuple[str, ...]
+
+
 class Sight(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where one task is, as its framework says. status: one of `SIGHTS`; node: where it runs; since_s: how many seconds
     ago it became ready, or started."""
@@ -311,6 +319,7 @@ AnyEvent = (
     | BranchSkipped
     | Estimates
     | FlavorEstimates
+    | FlavorsAllowed
     | TasksSeen
     | DecisionApplied
     | DecisionRejected

@@ -86,6 +86,7 @@ class Pools(SharedPools):
             queue=driver.queue,
             notice=notice,
             wants_progress=True,
+            takes_flavors=True,
         )
 
     def batch(self, who: Principal, driver_id: str, body: bytes) -> bytes:

@@ -46,6 +46,7 @@ class Task(msgspec.Struct):
     counts_as_done: bool = False  # it has had what it asked for: its stop is a success
     told: tuple[s.Where, float] | None = None  # how far it is, in this attempt, and when it told
     has: tuple[str, ...] = ()  # the devices that it holds, by their UUIDs, where that is known
+    flavors: tuple[str, ...] = ()  # that alone it may have since it was tried on others
 
     @property
     def phases(self) -> range:
@@ -134,6 +135,9 @@ class Books:
         elif isinstance(event, m.Estimates):
             known = [value for value in event.values if value[0] in self._by_phase]
             self.estimates.update((phase, (p50, p95)) for phase, p50, p95 in known)
+        elif isinstance(event, m.FlavorsAllowed):
+            if (found := self.tasks.get(event.task)) is not None:
+                found.flavors = event.flavors
         elif isinstance(event, m.DecisionRejected | m.DecisionLost):
             self._undone(event)
         elif isinstance(event, m.PauseRequested):
@@ -277,7 +281,10 @@ class Books:
                 (old.phase_kind[p], old.shapes[old.phase_shape[p]], old.phase_duration_s[p])
                 for p in old.phases_of(local)
             ]
-            graph.add_task(old.ids[local], parents, tuple(phases), old.names[local], options=old.options.get(local))
+            options = old.options.get(local)
+            if task.flavors:
+                options = msgspec.structs.replace(options or DEFAULT_OPTIONS, flavors=task.flavors)
+            graph.add_task(old.ids[local], parents, tuple(phases), old.names[local], options=options)
             since_s = None if task.status == WAITS else max(0.0, now - task.since)
             if since_s is not None or task.attempt > 1 or task.index:
                 one = m.Begun(place, task.attempt, task.failures, task.node, task.index, since_s, task.devices)

@@ -39,7 +39,8 @@ def join(
         raise
     if driver.notice and not back:
         warn(driver.notice)
-    joined = wire.Joined(driver.id, driver.epoch, driver.now, driver.queue, driver.wants_progress)
+    takes = {"wants_progress": driver.wants_progress, "takes_flavors": driver.takes_flavors}
+    joined = wire.Joined(driver.id, driver.epoch, driver.now, driver.queue, **takes)
     return RemoteSite(HttpLine(client, _client(address), joined), joined, holder, own)
 
 

@@ -150,6 +150,8 @@ class RemoteSite:
 
     def report(self, *events: m.Event) -> None:
         for event in events:
+            if isinstance(event, m.FlavorsAllowed) and not self.driver.takes_flavors:
+                continue  # it would refuse the whole batch
             self._put(wire.Reported(event))  # type: ignore[arg-type]  # every event is one of them
 
     def note(self, *notes: s.Note | r.Record) -> None:

@@ -35,6 +35,7 @@ ENDS_NO_TASK = frozenset(
         m.NodeAdded,
         m.UsedElsewhere,
         m.Estimates,
+        m.FlavorsAllowed,
         m.Checkpointed,
     }
 )

@@ -18,7 +18,7 @@ class TrustingPools(SharedPools):
         driver = self._known(about.key, about.user)
         if driver is None:
             driver = self._joined(msgspec.structs.replace(about, queue=self._queue_for(about.queue)))
-        return wire.Joined(driver.id, self._epoch, self._now, driver.queue)
+        return wire.Joined(driver.id, self._epoch, self._now, driver.queue, takes_flavors=True)
 
     def _queue_for(self, asked: str) -> str:
         if not self._names or asked in self._names:

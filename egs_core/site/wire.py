@@ -20,13 +20,14 @@ from egs_core.site import messages as s
 
 class Joined(msgspec.Struct, frozen=True):
     """A holder has joined. epoch: of the site, until it ends; now: second of the site's clock; queue: in which its work
-    is; wants_progress: it takes `Told`, which a site of before does not know."""
+    is; wants_progress: it takes `Told`, and takes_flavors: `FlavorsAllowed`, which sites of before do not know."""
 
     id: str
     epoch: str
     now: float
     queue: str = ""
     wants_progress: bool = False
+    takes_flavors: bool = False
 
 
 class Item(msgspec.Struct, frozen=True, tag_field="i"):

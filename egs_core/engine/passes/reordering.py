@@ -18,6 +18,7 @@ CHANGES_NO_WORK = frozenset(
         m.WorkloadSubmitted,
         m.Checkpointed,
         m.Activity,
+        m.FlavorsAllowed,
         m.PreloadReady,
         m.PreloadFailed,
         m.PauseRequested,

@@ -156,6 +156,24 @@ class Processes:
         self._transitions.unpark(task)
         self._queue.mark_changed()
 
+    def flavors_allowed(self, event: m.FlavorsAllowed, _now: float) -> None:
+        """A task may have other flavors than before: perhaps not that where its process waits."""
+        state, task = self._state, event.task
+        if not (0 <= task < len(state.task_ids) and event.flavors):
+            return
+        phase = state.cursor[task]
+        is_ready = state.status[phase] == READY
+        if is_ready:
+            self._queue.remove(phase)
+            self.forget(task)
+        self._transitions.allow_flavors(event)
+        if task in state.parked and not fits_task(state, task, state.nodes[state.home[task]]):
+            self.give_up(task)
+        if is_ready:
+            self.enqueue(phase)
+        self._queue.something_freed()
+        self.want_plan()
+
     def lose_node(self, number: int) -> None:
         """Processes kept on a lost node are gone; ready tasks that had one wait anew."""
         state = self._state

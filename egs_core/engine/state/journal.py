@@ -23,6 +23,7 @@ TRANSITIONS = frozenset(
         "absorb_risk",
         "absorb_flavors",
         "absorb_flavor_estimates",
+        "allow_flavors",
         "review",
         "hinted",
         "scaled",

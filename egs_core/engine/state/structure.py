@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from math import isfinite
 
+import msgspec
+
 from egs_core.engine.messages import (
     Elsewhere,
     Estimates,
     FlavorEstimates,
+    FlavorsAllowed,
     FlavorsChanged,
     NodeAdded,
     OrderChosen,
@@ -93,6 +96,10 @@ class StructureState(UsageState):
         for phase, flavor, p50, p95 in event.values:
             if 0 <= phase < len(self.kind) and isfinite(p50) and isfinite(p95) and p50 >= 0:
                 self.flavor_estimates.setdefault(phase, {})[flavor] = (p50, max(p50, p95))
+
+    def allow_flavors(self, event: FlavorsAllowed) -> None:
+        """A task that there is may have these, and no others."""
+        self.options[event.task] = msgspec.structs.replace(self.options_of(event.task), flavors=event.flavors)
 
     # --- work ---
 

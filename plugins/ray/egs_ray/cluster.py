@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -15,13 +16,16 @@ from egs_ray.labels import ACCELERATOR, RAYS_OWN
 class Cluster:
     """Remembers what it saw last. `news` asks Ray, which takes about a millisecond.
 
-    flavor_label: the label of a node whose value is its flavor.
+    flavor_label: the label of a node whose value is its flavor. memory_of: bytes of one GPU of a flavor, where somebody
+    knows: Ray does not.
     """
 
-    def __init__(self, flavor_label: str = ACCELERATOR) -> None:
+    def __init__(
+        self, flavor_label: str = ACCELERATOR, memory_of: Callable[[str], int | None] = lambda _flavor: None
+    ) -> None:
         self._nodes: dict[str, m.NodeAdded] = {}
         self._accelerators: tuple[str, ...] = ()
-        self._flavor_label = flavor_label
+        self._flavor_label, self._memory_of = flavor_label, memory_of
 
     @property
     def nodes(self) -> list[m.NodeAdded]:
@@ -45,7 +49,7 @@ class Cluster:
     def news(self) -> list[m.Event]:
         """What has changed since the last call."""
         alive = [node for node in ray.nodes() if node["Alive"]]
-        found = {node["NodeID"]: _offer(node, self._flavor_label) for node in alive}
+        found = {node["NodeID"]: _offer(node, self._flavor_label, self._memory_of) for node in alive}
         self._accelerators = tuple(sorted({a for node in alive if (a := _flavor(node["Resources"], {}, ACCELERATOR))}))
         changed: list[m.Event] = [event for name, event in found.items() if self._nodes.get(name) != event]
         gone: list[m.Event] = [m.NodeLost(name) for name in self._nodes if name not in found]
@@ -58,14 +62,15 @@ def preload_slots() -> int:
     return max(2, (os.cpu_count() or 2) // 2)
 
 
-def _offer(node: dict[str, Any], flavor_label: str) -> m.NodeAdded:
+def _offer(node: dict[str, Any], flavor_label: str, memory_of: Callable[[str], int | None]) -> m.NodeAdded:
     offered: dict[str, float] = node["Resources"]
     labels: dict[str, str] = node.get("Labels") or {}
     cpus, gpus = offered.get("CPU", 0.0), int(offered.get("GPU", 0))
     memory = int(offered["memory"]) if "memory" in offered else None
     slots = usual_process_slots(cpus, gpus, memory)
     flavor, topology = _flavor(offered, labels, flavor_label), _topology(labels)
-    size = str(node["NodeID"]), cpus, gpus, memory, None, preload_slots(), slots
+    gpu_memory = memory_of(flavor) if gpus else None
+    size = str(node["NodeID"]), cpus, gpus, memory, gpu_memory, preload_slots(), slots
     # CPUs are held by a process beside the one that loads.
     return m.NodeAdded(*size, flavor=flavor, topology=topology, loads_apart=True)
 

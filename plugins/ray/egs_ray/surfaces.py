@@ -20,14 +20,11 @@ _BY_HOOK_HINTS = hint_answers(
         "flavors": "as a preference, by node labels",
         **dict.fromkeys(("priority", "max_wait", "deadline", "expect"), "of tasks with a GPU, preload or limit"),
         **dict.fromkeys(("max_runtime", "max_gpu_time"), ""),
+        **dict.fromkeys(("grace", "checkpoint"), "where `egs preempt` stops it"),
     },
     {
         **_NEVER,
         "gang_same": "there are no gangs",
-        **dict.fromkeys(
-            ("grace", "checkpoint"),
-            "never tried in a script: nothing is preempted there, and no task goes on after a limit",
-        ),
         "stage": "never tried in a script",
         "name": "a script's tasks have their functions' names",
     },
@@ -38,11 +35,12 @@ _BY_RUN_HINTS = hint_answers(
         "gpu_cpus": "",
         "flavors": "",
         "max_cost": "where Options(flavors=FILE) has the price of the GPU",
+        "gpu_memory": "where Options(flavors=FILE) has the memory of the GPU",
         "gang_same": "",
         **dict.fromkeys(("priority", "max_wait", "deadline", "expect", "max_runtime", "max_gpu_time"), ""),
         **dict.fromkeys(("grace", "checkpoint", "stage", "name"), ""),
     },
-    {name: why for name, why in _NEVER.items() if name != "max_cost"},
+    {name: why for name, why in _NEVER.items() if name not in ("max_cost", "gpu_memory")},
 )
 
 _WHOLE = "no: tasks without hints are ordered only"
@@ -76,6 +74,7 @@ SURFACES = (
             **_BY_HOOK,
             **dict.fromkeys(("split", "preload", "limits", "abort"), "yes"),
             "gang": "no: nobody knows how many tasks there will be; egs_ray.run can",
+            "preempt": "yes: by `egs preempt`, tasks that say egs.checkpoint; each time takes one of Ray's retries",
         },
         _BY_HOOK_HINTS,
     ),

@@ -189,6 +189,12 @@ def drive_hook(folder: str) -> None:
     print_ends(refs)
 
 
+def drive_saving(folder: str) -> None:
+    """A task that saves what it has done, and that Ray starts again once, and what waits for it."""
+    made = trained.options(max_retries=1).remote(folder, "fit")
+    print_ends([made, after.remote(folder, "after", made)])
+
+
 def print_ends(refs: list[Any]) -> None:
     for number, ref in enumerate(refs):
         try:
@@ -214,5 +220,5 @@ def start(kind: str, folder: Path, address: str, **environment: str) -> subproce
 
 def main(kind: str, folder: str) -> None:
     ray.init(log_to_driver=False)
-    {"run": drive_run, "hook": drive_hook, "gate": drive_hook}[kind](folder)
+    {"run": drive_run, "hook": drive_hook, "gate": drive_hook, "saving": drive_saving}[kind](folder)
     ray.shutdown()

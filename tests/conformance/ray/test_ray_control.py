@@ -228,7 +228,7 @@ def test_abort_tasks_of_a_script(script: Any, tmp_path: Path) -> None:
     control.pause(workload)
     assert control.abort(workload, task=one).tasks == (one,)
     t.until(lambda: sum(c.is_dead(pid) for pid in pids) == 1)
-    with pytest.raises(InputError, match="cannot be started again"):
+    with pytest.raises(InputError, match="nothing of it can be started again"):
         control.preempt(workload, task="plain")
     with pytest.raises(InputError, match=r"has no task 'nosuch' \(its tasks: plain-"):
         control.abort(workload, task="nosuch")

@@ -77,7 +77,7 @@ def test_each_task_at_the_gate(script: Any, tmp_path: Path, capsys: pytest.Captu
     assert egs(["abort", "--on", "ray", workload, "--task", "nosuch"]) == 2
     said = own_lines(capsys.readouterr().err)
     assert [line.partition(f"{workload}: ")[2].partition(" (")[0] for line in said] == [
-        "the tasks of a script cannot be started again for it",
+        "nothing of it can be started again",
         "has no task 'nosuch'",
     ]
     assert control.pause(workload, task=waits.task).tasks == (waits.task,)

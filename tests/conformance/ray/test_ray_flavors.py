@@ -13,6 +13,7 @@ import pytest
 from egs_core.runlog.io import read_run
 from egs_core.runlog.records import Ended
 from tests.conformance.ray.test_ray_nodes import outcome_of
+from tests.unit.server.served import own_site
 
 pytestmark = pytest.mark.long
 MESSAGE = "RuntimeError: CUDA out of memory. Tried to allocate 20.00 GiB"
@@ -201,9 +202,7 @@ def test_a_task_that_lacks_memory_is_tried_on_another_flavor_where_that_was_aske
     assert all(reason.startswith(lack) and reason.endswith("another flavor than L4") for reason in again), again
 
 
-SCRIPT_LACKS = (
-    TWO_FLAVORS
-    + """
+BEGUN = """
 seen = {}
 
 def begun(name):
@@ -220,6 +219,11 @@ def tries(name):
 def lacks():
     raise RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB")
 
+"""
+SCRIPT_LACKS = (
+    TWO_FLAVORS
+    + BEGUN
+    + """
 @ray.remote(num_gpus=1)
 def plain(start):
     kind = begun("plain")
@@ -315,3 +319,68 @@ def test_it_is_tried_again_where_that_was_asked_for(tmp_path: Path, asked: str, 
     value, tried = told["plain"]
     assert len(tried) == (2 if asked == "on" else 1), errors
     assert value == (f"after on {tried[1]} 0" if asked == "on" else "lacked")
+
+
+AT_SERVER = (
+    TWO_FLAVORS
+    + BEGUN
+    + """
+@ray.remote(num_gpus=1, num_cpus=0.1, max_retries=0)
+@egs.task(name="fit")
+def fit():
+    kind = begun("fit")
+    if len(tries("fit")) == 1:
+        lacks()
+    return kind
+
+@ray.remote(num_gpus=1, num_cpus=0.1, max_retries=0)
+@egs.task(name="nowhere")
+def nowhere():
+    begun("nowhere")
+    lacks()
+
+@ray.remote(num_cpus=0.1)
+def after(kind):
+    return "after " + kind
+
+@ray.remote(num_gpus=1)
+def plain():
+    kind = begun("plain")
+    if len(tries("plain")) == 1:
+        lacks()
+    return kind
+
+try:
+    ray.init(cluster.address, log_to_driver=False)
+    import egs_ray
+    from egs_ray.session.api import default_session
+    seen["run"] = egs_ray.run(after.bind(fit.bind())).get(150), tries("fit")
+    try:
+        egs_ray.run(nowhere.bind()).get(150)
+    except Exception as error:
+        seen["nowhere"] = str(error).splitlines()[-1], tries("nowhere")
+    seen["script"] = ray.get(plain.remote(), timeout=150), tries("plain")
+    seen["is shared"] = default_session().site.is_shared
+finally:
+    ray.shutdown()
+    cluster.shutdown()
+print(json.dumps(seen))
+"""
+)
+
+
+def test_it_is_tried_again_at_a_server(tmp_path: Path) -> None:
+    """A site server orders: a task of `egs_ray.run` that lacks memory where it was granted a GPU is granted one of the
+    other flavor, and what waits for it gets the value; one that lacks memory there, too, ends with its own error after
+    both. A task of the script is tried again as without a server."""
+    with own_site(tmp_path, 1) as site:
+        at = {"EGS_URL": f"unix://{site.ready['socket']}", "EGS_RETRY_OUT_OF_MEMORY": "on"}
+        seen, errors = outcome_of(AT_SERVER, tmp_path, **at, **HOOK)
+        assert not site.open()
+    told: Any = seen
+    (value, tried), (error, all_tried), (kind, parts) = told["run"], told["nowhere"], told["script"]
+    assert told["is shared"], errors
+    assert sorted(tried) == sorted(all_tried) == sorted(parts) == ["A100", "L4"], errors
+    assert (value, kind) == (f"after {tried[1]}", parts[1])
+    assert error == MESSAGE
+    assert "own work" not in errors

@@ -15,6 +15,7 @@ from egs_core.errors import InputError
 from egs_core.runlog.io import read_run
 from egs_core.runlog.records import Ended
 from egs_ray import Session
+from egs_ray.control import commands as control
 from tests.conformance.ray import control_tasks as c
 from tests.conformance.ray import run_tasks as t
 
@@ -85,6 +86,37 @@ def test_a_gpu_step_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     assert not set(c.starts(folder, "fit")) & set(c.starts(folder, "fit.shell"))
     outcomes = [outcome for outcome, _ in ends(tmp_path, "stepped-0")]  # of each phase
     assert [outcome for outcome in outcomes if outcome != "succeeded"] == ["preempted", "preempted"]
+    t.until(t.is_idle)
+
+
+@pytest.mark.proves("ray hinted script", "preempt", "checkpoint", "grace")
+def test_a_scripts_task_goes_on_from_its_checkpoint(ray_address: str, tmp_path: Path) -> None:
+    """Under the hook Ray starts it again, and it goes on in another process, under the reference that the script has
+    and has handed on. A second time is refused, as Ray would not start it any more."""
+    folder = str(tmp_path)
+    t.signal_to(folder, "last.waits")
+    script = c.start("saving", tmp_path, ray_address)
+    try:
+        t.until(lambda: len(c.steps(folder, "fit")) == c.STEPS - 1)
+        (workload,) = t.until(lambda: [one.workload for one in control.ps() if one.running])
+        (task,) = control.preempt(workload, task="trained", actor="ann", reason="room").tasks
+        t.until(lambda: len(c.starts(folder, "fit")) == 2)
+        first, second = c.starts(folder, "fit")
+        assert c.is_dead(first)
+        assert not c.is_dead(second)
+        with pytest.raises(InputError, match="nothing of it can be started again"):
+            control.preempt(workload, task="trained")
+        t.signal_to(folder, "last.end")
+        assert script.wait(t.LIMIT_S) == 0
+        out = (tmp_path / "out.txt").read_text().splitlines()
+    finally:
+        script.kill()
+        script.wait()
+    assert [line for line in out if line[:2] in ("0 ", "1 ")] == [f"0 {c.STEPS}", f"1 [{c.STEPS}]"], out
+    assert c.steps(folder, "fit") == list(range(c.STEPS))
+    records = read_run(tmp_path / "run.jsonl").records
+    ended = [(one.outcome, one.reason) for one in records if isinstance(one, Ended) and one.task[:8] in task]
+    assert ended == [("preempted", "preempted by ann: room"), ("succeeded", "")], ended
     t.until(t.is_idle)
 
 

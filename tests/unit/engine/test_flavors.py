@@ -263,12 +263,57 @@ def test_one_flavor_is_no_choice() -> None:
     assert plain.decisions == known.decisions
 
 
+def unpriced() -> EngineBench:
+    """One node of each flavor, of which nobody has told a price or a speed: as in a pool of several drivers."""
+    bench = EngineBench()
+    bench.send(m.NodeAdded("f", 8.0, 1, flavor="fast"))
+    bench.send(m.NodeAdded("s", 8.0, 1, flavor="slow"))
+    return bench
+
+
+def test_a_task_that_starts_again_gets_a_flavor_that_it_may_still_have() -> None:
+    """It waits for that one, though its first one is free, and says so; others have that. An unknown task, and none of
+    the flavors, change nothing."""
+    bench = unpriced()
+    bench.submit(graph_of({"a": (), "b": ()}, default=(gpu(),)))
+    bench.start("a")
+    bench.start("b")
+    kinds = {"f": "fast", "s": "slow"}
+    had, other = node_of(bench, "a"), node_of(bench, "b")
+    bench.send(m.FlavorsAllowed(99, ("slow",)))
+    bench.send(m.FlavorsAllowed(bench.task("a"), ()))
+    assert not bench.state.options
+    bench.send(m.FlavorsAllowed(bench.task("a"), (kinds[other],)))
+    bench.end("a", 5.0, "preempted")
+    assert (bench.status("a"), bench.reason("a").kind) == ("ready", "capacity")
+    assert other in bench.reason("a").text
+    bench.submit(graph_of({"c": ()}, default=(gpu(),)), "another")
+    assert node_of(bench, "c") == had
+    bench.end("b", 9.0)
+    assert node_of(bench, "a") == other
+    bench.end("a", 12.0)
+    assert bench.status("a") == "succeeded"
+
+
+def test_a_process_that_waits_on_a_flavor_no_longer_allowed_is_given_up() -> None:
+    """Another one is started where the task may run, and the task runs there."""
+    bench = unpriced()
+    bench.submit(graph_of({"a": ()}, {"a": (gpu(),)}, {"a": TaskOptions(warm_key="k", warmup_s=5.0)}))
+    node = bench.preload_of("a").node
+    bench.send(m.FlavorsAllowed(bench.task("a"), ("slow" if node == "f" else "fast",)))
+    assert sum(isinstance(decision, m.DropPreload) for decision in bench.decisions) == 1
+    assert bench.preload_of("a").node != node
+    bench.send(m.PreloadReady(bench.task("a")))
+    assert node_of(bench, "a") == bench.preload_of("a").node
+
+
 def test_the_events_survive_the_journal() -> None:
     """What a journal stores of flavors, profiles and topology is read back as it was."""
     events: list[m.Event] = [
         m.NodeAdded("n", 8.0, 2, flavor="fast", topology=(("rack", "r1"),)),
         m.FlavorsChanged((FlavorSpec("fast", 4.0, profiles=mig_profiles(80 << 30)), SLOW)),
         m.FlavorEstimates(((1, "fast", 2.0, 3.0),)),
+        m.FlavorsAllowed(1, ("fast",)),
         m.TasksAdded("w", job("a", 5.0, 20.0, options=TaskOptions(flavors=("fast",), gang_same="rack"))),
     ]
     for event in events:

@@ -20,13 +20,13 @@ def test_importing_the_adapter_imports_no_ray() -> None:
 
 
 def test_each_surface_says_what_is_true_of_it() -> None:
-    """A script under the hook is ordered, with hints also split, preloaded and limited; gangs and preemption are for
+    """A script under the hook is ordered, with hints also split, preloaded, limited and preempted; gangs are for
     `egs_ray.run`. Through a site server counts only what was tried there."""
     can = {surface.name: {name for name in CAPABILITIES if surface.has(name)} for surface in ADAPTER.surfaces()}
     by_hook = {"observe", "order", "abort", "audit"}
     assert can == {
         "script": by_hook,
-        "hinted script": by_hook | {"split", "preload", "limits"},
+        "hinted script": by_hook | {"split", "preload", "limits", "preempt"},
         "cluster": by_hook - {"observe"},
         "run": set(CAPABILITIES) - {"observe"},
         "site script": {"order", "abort"},

@@ -59,6 +59,30 @@ def test_a_cost_is_a_limit_where_there_are_prices(
     assert capsys.readouterr().err == f"egs: {notices.MAX_COST_UNUSED}\n"
 
 
+def test_memory_is_the_files_and_what_no_gpu_has_is_not_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the longest name that means the flavor. A need that is more than any GPU has is left out, with one line, where
+    the memory of all is known."""
+    monkeypatch.setattr(notices, "_said", set())
+    file = tmp_path / "flavors.yaml"
+    file.write_text("flavors: [{name: mig, memory: 5GiB}, {name: mig-1g.10gb, memory: 10GiB}, {name: a100}]")
+    flavors = Flavors(str(file))
+    names = ("MIG-1g.10gb", "MIG-1g.5gb", "A100", "")
+    assert [flavors.memory_of(name) for name in names] == [10 << 30, 5 << 30, None, None]
+    graph, slices = Graph(), replace(A100, gpu_memory_bytes=10 << 30)
+    for name, need in (("small", 8 << 30), ("large", 20 << 30)):
+        graph.add_task(name, (), ((CPU, Shape(100), None), (GPU, Shape(100, 1000, 0, need), None)), name)
+    assert flavors.fitted(graph, [slices, replace(A100, gpu_memory_bytes=None), NONE]) is graph
+    assert flavors.fitted(graph, [NONE]) is graph
+    assert capsys.readouterr().err == ""
+    found = flavors.fitted(graph, [slices, NONE])
+    assert [found.shapes[number].gpu_memory_bytes for number in found.phase_shape] == [0, 8 << 30, 0, 0]
+    assert [graph.shapes[number].gpu_memory_bytes for number in graph.phase_shape] == [0, 8 << 30, 0, 20 << 30]
+    said = "large: its gpu_memory of 20 GiB is not kept: the largest GPU has 10 GiB"
+    assert capsys.readouterr().err == f"egs: {said}\n"
+
+
 def test_what_is_wrong_is_one_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="one of finish, cost"):
         checked_objective("fastest")

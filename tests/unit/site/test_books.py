@@ -104,8 +104,8 @@ def test_an_abort_is_remembered_until_it_is_done() -> None:
 
 
 def test_a_block_has_what_is_open_and_nothing_else() -> None:
-    """Its tasks keep names, options and phases, and wait for those that are open only; a workload that has settled
-    says so until it grows."""
+    """Its tasks keep names, options and phases, with the flavors that they may still have, and wait for those that are
+    open only; a workload that has settled says so until it grows."""
     books = books_of(PLAIN, TaskOptions(priority=3), parents=((), (0,)))
     grant(books, 0)
     end(books, 0)
@@ -119,6 +119,8 @@ def test_a_block_has_what_is_open_and_nothing_else() -> None:
         3,
         [1.0, 2.0],
     )
+    books.hear(m.FlavorsAllowed(1, ("l4",)), 5.0)
+    assert books.block("w", 5.0)[1].options[0] == TaskOptions(priority=3, flavors=("l4",))
     books.told(Settled("w"), 6.0)
     assert books.works["w"].settled
     books.grown("w", graph)

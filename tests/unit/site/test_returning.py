@@ -41,7 +41,7 @@ class Server:
 
     def __init__(self, seed: int = 0, faults: float = 0.0) -> None:
         self.rng, self.faults, self.lock = random.Random(seed), faults, threading.Lock()
-        self.lives, self.wants_progress = 0, True
+        self.lives, self.is_of_before = 0, False
         self.pools: Pools | None = None
         self.most_held = 0
         self.start()
@@ -129,7 +129,8 @@ class Driver:
         ask = c.DriverRequest(key=key, framework="ray", pool="p", name=self.name, queue="one", back=back)
         joined = self.server.ask(lambda pools: pools.join(ANN, ask))
         assert isinstance(joined, c.Driver)
-        known = wire.Joined(joined.id, joined.epoch, joined.now, wants_progress=self.server.wants_progress)
+        takes = not self.server.is_of_before
+        known = wire.Joined(joined.id, joined.epoch, joined.now, wants_progress=takes, takes_flavors=takes)
         return RemoteSite(MemoryLine(self.server, joined), known, inner, own)
 
     def perform(self, decision: AnyTold, now: float) -> None:
@@ -273,17 +274,20 @@ def test_where_a_task_is_is_told_again_to_a_server_that_is_new(
 
 
 def test_a_server_of_before_is_told_nothing(drivers: Callable[..., Driver]) -> None:
-    """It would refuse the whole batch."""
+    """Of progress and of flavors: it would refuse the whole batch."""
     server = Server()
-    server.wants_progress = False
+    server.is_of_before = True
     driver = drivers(server, "a")
     driver.submit("a0")
     until(lambda: driver.running, "it runs")
     threads = threading.active_count()
     driver.site.call(lambda: driver.site.progressed(Where(driver.running["a0"].task, step=1.0)))
     assert threading.active_count() == threads
+    driver.site.report(m.FlavorsAllowed(driver.running["a0"].task, ("l4",)))
     driver.end("a0")
     until(driver.has_settled, "it ends")
+    assert server.pools is not None
+    assert not any(one.flavors for pool in server.pools._pools.values() for one in pool.engine.state.options.values())
     assert driver.lost == []
 
 

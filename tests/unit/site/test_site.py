@@ -182,6 +182,27 @@ def test_a_grant_says_what_its_holder_needs(make: Callable[..., Played]) -> None
     ]
 
 
+def test_a_task_starts_again_on_a_flavor_that_it_may_still_have(make: Callable[..., Played]) -> None:
+    """Tried on one of two nodes of unlike flavors, it is granted the other one, whatever the site knows of flavors."""
+    graph, nodes = Graph(), [m.NodeAdded(name, gpus=1, flavor=name) for name in ("a", "b")]
+    graph.add_task("fit", (), ((GPU, Shape(0, 1000), 1.0),))
+    played = make()
+
+    def act(told: AnyTold) -> None:
+        if isinstance(told, Grant) and told.attempt == 1:
+            left = {"a", "b"} - {told.node}
+            played.site.report(m.FlavorsAllowed(told.task, tuple(left)))
+            played.site.report(m.PhaseEnded(told.phase, told.attempt, "preempted"))
+        else:
+            played.run_to_end(told)
+
+    played.act = act
+    played.site.call(lambda: played.site.report(*nodes))
+    played.begin(graph)
+    played.until(lambda: played.of(Settled))
+    assert sorted(told.node for told in played.told if isinstance(told, Grant)) == ["a", "b"]
+
+
 def test_growing_again_by_the_same_call_adds_nothing(make: Callable[..., Played]) -> None:
     """`grow` is known by the place of its first task; a later block follows, a gap and an unknown workload are refused,
     and a refused call does not end the site."""

@@ -24,17 +24,17 @@ def nodes_left(shared: Shared, job: Job, wishes: Collection[str] = ()) -> list[N
     return [one for one in fitting if one.flavor not in job.lacked and (not wishes or one.flavor in wishes)]
 
 
-def note_lack(shared: Shared, job: Job, lack: str, had: str, wishes: Collection[str] = ()) -> bool:
-    """A task has ended for lack of memory on GPUs of this flavor: whether there is another one to try it on, which is
-    said once, and is the reason of this end."""
+def note_lack(shared: Shared, job: Job, lack: str, had: str, wishes: Collection[str] = ()) -> list[str]:
+    """A task has ended for lack of memory on GPUs of this flavor: the others to try it on, which is said once, and is
+    the reason of this end."""
     job.lacked.add(had)
     left = sorted({one.flavor for one in nodes_left(shared, job, wishes)} - {""})
     if not left:
-        return False
+        return []
     name = job.run.converted.graph.names[job.index]
     shared.warn_once(f"{name} was {GPU} on {had}: it is tried again on {' or '.join(left)}")
     job.stopped = f"{lack}; tried again on another flavor than {had}"
-    return True
+    return left
 
 
 class Moves:
@@ -57,7 +57,7 @@ class Moves:
         is_able = lack.startswith(GPU) and had and had not in job.lacked
         if not is_able or job.aborted or job.stopped or self._shared.broken or 0 <= retries <= job.lost_tries:
             return False
-        return note_lack(self._shared, job, lack, had)
+        return bool(note_lack(self._shared, job, lack, had))
 
     def elsewhere(self, job: Job, node: str) -> str:
         """The node on which to run a task whose process Ray has put on this one; "" where that may stay: its GPUs are

@@ -16,8 +16,6 @@ from egs_ray.session.submissions import Submissions
 from egs_ray.session.tasks import Job, Way, first_of
 from egs_ray.worker.shell import ArgumentsLostError, reached_users_code
 
-NEVER_S = 1e9  # that a task is told to take where a GPU's memory was not enough for it
-
 
 class Endings:
     """The ends of a session's jobs."""
@@ -71,7 +69,7 @@ class Endings:
             if grant is not None:
                 self._phases.noted(job, grant)
             self._shared.site.report(m.TaskFinished(job.number, job.attempt))
-        job.ref = None  # what needs the value has its own reference
+        job.ref = job.checkpoint = None  # what needs the value has its own reference
         job.run.release_parents(job.index)
         self._submissions.hasten_after(job)
 
@@ -94,6 +92,8 @@ class Endings:
             self._shared.site.report(m.PhaseEnded(job.first_phase + next_phase, job.attempt, outcome))
         else:
             self._shared.site.report(m.PreloadFailed(job.number))
+        if job.run.grows and not job.aborted:
+            job.stopped = ""  # it waits for its next try
 
     def node_lost(self, node: str) -> None:
         """Call before the site hears of it, which then takes back by itself all that it has granted there. Ray starts
@@ -143,18 +143,15 @@ class Endings:
 
     def _tried_elsewhere(self, job: Job, lack: str) -> None:
         """Where the user asked for it: a task that ended for lack of a GPU's memory starts again on another flavor that
-        it may have, each once. The site is told that it would never end on those that it has had."""
+        it may have, each once. The site is told which these are."""
         had = flavor_of(self._shared, job.grant.node) if job.grant is not None else ""
         is_able = lack.startswith(GPU) and job.way is Way.SHELL and not job.gang
-        if not (is_able and had) or had in job.lacked or job.run.grows or job.aborted or self._shared.site.is_shared:
+        if not (is_able and had) or had in job.lacked or job.run.grows or job.aborted:
             return
-        if not note_lack(self._shared, job, lack, had, job.run.converted.graph.options_of(job.index).flavors):
-            return
-        phases = range(job.first_phase, job.first_phase + job.n_phases)
-        self._shared.site.report(
-            m.FlavorEstimates(tuple([(p, one, NEVER_S, NEVER_S) for p in phases for one in job.lacked]))
-        )
-        job.requeues = True
+        wishes = job.run.converted.graph.options_of(job.index).flavors
+        if left := note_lack(self._shared, job, lack, had, wishes):
+            self._shared.site.report(m.FlavorsAllowed(job.number, tuple(left)))
+            job.requeues = True
 
     def not_submitted(self, job: Job, error: BaseException) -> None:
         """Ray refuses the task as it is, which it would have told whoever called `.remote()`: the run's own error."""

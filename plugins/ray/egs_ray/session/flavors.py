@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from math import inf
 from pathlib import Path
 
 import msgspec
@@ -10,7 +11,8 @@ import msgspec
 from egs_core.engine import messages as m
 from egs_core.engine.specs import FlavorSpec
 from egs_core.errors import InputError
-from egs_core.graph.columns import Graph
+from egs_core.flavor_names import is_meant
+from egs_core.graph.columns import GIB, Graph
 from egs_core.notices import MAX_COST_UNUSED, warn_once
 from egs_core.site import Learning, Site
 from egs_ray.payload import Converted
@@ -19,11 +21,11 @@ OBJECTIVES = ("finish", "cost")
 
 
 class Flavors:
-    """file: of prices and speeds, if there is one. names: of those that the site knows: none where all GPUs are of one.
-    Raises InputError."""
+    """file: of prices, speeds and memory, if there is one. names: of those that the site knows: none where all GPUs are
+    of one. Raises InputError."""
 
     def __init__(self, file: str | None) -> None:
-        self._specs = _read(Path(file)) if file else ()
+        self._specs, self._memory = _read(Path(file)) if file else ((), {})
         self._told: tuple[FlavorSpec, ...] = ()
 
     @property
@@ -40,6 +42,28 @@ class Flavors:
             return None
         self._told = found
         return m.FlavorsChanged(found)
+
+    def memory_of(self, flavor: str) -> int | None:
+        """Bytes of one of its GPUs, where the file says it."""
+        found = [name for name in self._memory if is_meant(name, flavor)]
+        return self._memory[max(found, key=len)] if found else None
+
+    def fitted(self, graph: Graph, nodes: Iterable[m.NodeAdded]) -> Graph:
+        """Without what tasks need of a GPU's memory where no GPU has so much, with a warning for each: Ray alone would
+        place them, and that does not know. nodes: with GPUs of unknown memory all may do."""
+        there = [inf if one.gpu_memory_bytes is None else one.gpu_memory_bytes for one in nodes if one.gpus]
+        most = max(there, default=inf)
+        large = {number for number, shape in enumerate(graph.shapes) if shape.gpu_memory_bytes > most}
+        if not large:
+            return graph
+        found = msgspec.structs.replace(graph, shapes=list(graph.shapes), phase_shape=list(graph.phase_shape))
+        for task in range(graph.n_tasks):
+            for phase in [phase for phase in graph.phases_of(task) if graph.phase_shape[phase] in large]:
+                shape = graph.shapes[graph.phase_shape[phase]]
+                found.phase_shape[phase] = found.intern_shape(msgspec.structs.replace(shape, gpu_memory_bytes=0))
+                stated = f"gpu_memory of {shape.gpu_memory_bytes / GIB:g} GiB"
+                warn_once(f"{graph.names[task]}: its {stated} is not kept: the largest GPU has {most / GIB:g} GiB")
+        return found
 
     def applied(self, graph: Graph) -> Graph:
         """Without `max_cost` where the GPUs have no prices, with one warning: no cost would ever be reached."""
@@ -59,12 +83,11 @@ class Flavors:
             site.report(m.FlavorEstimates(tuple(values)))
 
 
-def _read(file: Path) -> tuple[FlavorSpec, ...]:
-    from egs_core.flavors import (
-        load_flavors,
-    )  # brings pydantic, which takes its time to import: each driver waits for it
+def _read(file: Path) -> tuple[tuple[FlavorSpec, ...], Mapping[str, int]]:
+    # Brings pydantic, which takes its time to import: each driver waits for it.
+    from egs_core.flavors import load_flavors, load_memory
 
-    return load_flavors(file)
+    return load_flavors(file), load_memory(file)
 
 
 def _specs_for(names: Iterable[str], specs: tuple[FlavorSpec, ...]) -> tuple[FlavorSpec, ...]:

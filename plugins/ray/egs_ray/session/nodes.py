@@ -74,6 +74,8 @@ class Nodes:
         for something else."""
         if not isinstance(event, m.NodeAdded):
             return event
+        if self._site.is_shared:  # what another driver knows of its memory, or not, would contradict
+            event = msgspec.structs.replace(event, gpu_memory_bytes=None)
         event = self._lent(event)
         if self._shared.tickets is None:
             return event

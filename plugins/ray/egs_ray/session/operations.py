@@ -15,7 +15,7 @@ from egs_core.site import Asked, TaskStatus
 from egs_ray.control.reporting import Told, answer_of
 from egs_ray.session.nested import NestedRef
 from egs_ray.session.shared import Shared
-from egs_ray.session.stops import Stops
+from egs_ray.session.stops import Stops, may_start_again
 from egs_ray.session.tasks import LASTING, WITH_TICKET, Job, RunBooks, Way, first_of
 
 Request = dict[str, Any]
@@ -24,6 +24,7 @@ ANSWER_S = 10.0
 LET_GO = ("granted", "running")
 PASSED, WAITS, EARLY = "passed the gate", "waits at the gate", "waits for others"
 TURN = ("ready", "held")
+TO_START_AGAIN = "of a script: a task that runs, has said egs.checkpoint, and has a retry of Ray's left"
 
 
 class Operations:
@@ -79,8 +80,10 @@ class Operations:
         verb, actor, reason = request["verb"], request["actor"], request["reason"]
         targets = _targets(books, jobs, request)
         if books.grows and verb == "preempt":
-            return {"problem": "the tasks of a script cannot be started again for it", "known": "use egs_ray.run"}
-        if books.grows:
+            jobs = [job for job in jobs if may_start_again(job)]
+            if not jobs:
+                return {"problem": "nothing of it can be started again", "known": TO_START_AGAIN}
+        elif books.grows:
             self._hold_back(books, request)
         if verb == "abort" and books.grows:
             self._shared.tickets.cancel(jobs, _by("aborted", actor, reason))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable
 
 import msgspec
@@ -10,6 +11,7 @@ from egs_core.engine import messages as m
 from egs_core.graph.columns import Shape
 from egs_core.runlog import records as r
 from egs_core.site import Ended, Grant, Started
+from egs_ray.link import Message
 from egs_ray.session.gangs import Gangs
 from egs_ray.session.lending import Lending
 from egs_ray.session.shared import Shared
@@ -66,7 +68,16 @@ class Phases:
         elif lease is not None and lease.peer is not None and self._may_go(job):
             job.went_at = self._shared.site.now()
             self.record_start(job)
-            self._shared.send(job, {"m": "go", "devices": list(lease.devices)})
+            self._shared.send(job, {"m": "go", "devices": list(lease.devices), **self._restored(job)})
+
+    def _restored(self, job: Job) -> Message:
+        """For the process of a script's task that Ray has started again, where to find what the try before has kept:
+        what it was told with its ticket is older."""
+        if not job.ticket or job.checkpoint is None or job.began:
+            return {}
+        key = f"restored-{job.submission}-{job.life}"
+        self._shared.promises.keep(key, [job.checkpoint])
+        return {"restored": key, "board": base64.b64encode(self._shared.promises.board()).decode()}
 
     def on_its_own(self, job: Job) -> None:
         """EGS has no resources for this shell: it takes its GPUs from Ray by itself."""

@@ -79,8 +79,8 @@ class Session(s.HolderSession):
         self._promises = Promises()
         self._run_numbers = itertools.count()
         self._job = str(ray.get_runtime_context().get_job_id())  # all runs of a driver are ordered as one workload
-        self._cluster = Cluster(self.options.flavor_label)
         self._flavors = Flavors(self.options.flavors)
+        self._cluster = Cluster(self.options.flavor_label, self._flavors.memory_of)
         self._watched_at = 0.0
         self._told: dict[str, r.Capacity] = {}  # of each node, as last written
         self._early: list[r.Record] = []  # nodes that came before the first run of this session's own
@@ -131,6 +131,7 @@ class Session(s.HolderSession):
             raise InputError(f"queue {queue!r}", "is not configured", f"there are: {known}")
         if not self.options.split:
             converted = msgspec.structs.replace(converted, graph=merge_phases(converted.graph))
+        converted = msgspec.structs.replace(converted, graph=self._flavors.fitted(converted.graph, self._cluster.nodes))
         self.learning.catch_up()
         books = RunBooks(f"{converted.name}#{next(self._run_numbers)}", converted, given)
         books.queue = queue

@@ -43,14 +43,14 @@ class Options(msgspec.Struct, frozen=True):
     flavor_label: str = ACCELERATOR
     """Node label whose value the hint `flavors` names."""
     flavors: str | None = None
-    """File of what GPUs of which flavor cost, and how fast they are; flavors are the values of that label, else of
-    `accelerator_type`."""
+    """File of what GPUs of which flavor cost, how fast they are and how much memory they have; flavors are the values
+    of that label, else of `accelerator_type`."""
     objective: str = "finish"
     """By what a task's flavor is chosen where nodes are of several: `finish`, where it should end first, or `cost`, the
     cheapest within its deadline."""
     retry_out_of_memory: bool = False
     """Whether a task that ends for lack of a GPU's memory starts again on another flavor that it may have, each once,
-    where nodes are of several. Not for members of gangs, nor, of `egs_ray.run`, where a site server orders."""
+    where nodes are of several. Not for members of gangs."""
     preload_timeout_s: float = 60.0
     """A preload that takes longer, in seconds, no longer delays its task."""
     residue_bytes: int = 0

@@ -5,6 +5,9 @@
 The site waits for the end of the process before it gives away what the task held. A task that is to start again is
 cancelled for good as far as Ray knows (so Ray tries nothing again beside us), and is submitted anew when the site
 grants it, with a reference to what it has saved; shells that waited with its old reference are let go.
+
+A task of a script is not EGS's to submit. Where its code has said `egs.checkpoint`, and Ray may start it again, its
+process is told to end: Ray takes that for a death, and what it starts waits for its turn as after any other.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from egs_ray import actors
 from egs_ray.link import Message, Peer, tell
 from egs_ray.session.endings import Endings
 from egs_ray.session.shared import Shared
-from egs_ray.session.tasks import Job
+from egs_ray.session.tasks import RAYS_RETRIES, Job, Way
 
 
 class Stops:
@@ -27,12 +30,14 @@ class Stops:
 
     def __init__(self, shared: Shared, endings: Endings) -> None:
         self._shared, self._endings = shared, endings
-        self._saving: set[int] = set()  # submissions that have been asked for a checkpoint
+        self._saving: dict[int, Peer] = {}  # submissions that have been asked for a checkpoint, and whom
 
     def stop(self, job: Job, stop: Stop) -> None:
         """The site wants this job's phase to end, and waits for that."""
         if job.run.grows and stop.requeue:
-            return  # the script has its reference, so nothing could go on in its place: it ends when it ends
+            if may_start_again(job):
+                self._start_anew(job, stop.reason)
+            return  # else it ends when it ends: the script has its reference, and nothing could go on in its place
         if stop.at_limit and not stop.requeue:
             job.over_limit = stop.reason
         grace_s = _grace_s(job) if job.operator_grace_s is None else job.operator_grace_s
@@ -42,8 +47,11 @@ class Stops:
             self._endings.requeued(job)  # it was between phases: to the site it waits for its first one again
 
     def preempt(self, job: Job, reason: str) -> None:
-        """An operator wants the task to stop now and to start again later."""
-        if not (job.requeues or job.aborted):
+        """An operator wants the task to stop now and to start again later. Of a script only one that
+        `may_start_again`."""
+        if job.run.grows:
+            self._start_anew(job, reason)
+        elif not (job.requeues or job.aborted):
             self._stop(job, reason, True, _grace_s(job))
 
     def said(self, job: Job | None, peer: Peer, message: Message) -> None:
@@ -51,8 +59,8 @@ class Stops:
         if job is None:
             return
         if message["m"] == "saves":
-            job.saver = peer
-        elif job.submission in self._saving:
+            job.saver, job.leaves = peer, bool(message.get("leaves"))
+        elif self._saving.get(job.submission) is peer:
             self._saved(job, message["error"])
             self._end(job, job.submission)
 
@@ -68,11 +76,20 @@ class Stops:
         else:
             self._cancel(job)
 
+    def _start_anew(self, job: Job, reason: str) -> None:
+        """A script's task: its process saves, where there is time for that, and ends."""
+        job.stopped, grace_s = reason, _grace_s(job)
+        if grace_s > 0 and job.saver is not None:
+            self._ask_to_save(job, job.saver, grace_s)
+        else:
+            self._cancel(job)
+
     def _ask_to_save(self, job: Job, saver: Peer, grace_s: float) -> None:
         submission = job.submission
-        self._saving.add(submission)
+        self._saving[submission] = saver
         board = base64.b64encode(self._shared.promises.board()).decode()
-        tell(saver, {"m": "save", "key": _key(submission), "board": board})
+        leaves = {"leaves_in": grace_s} if _is_to_leave(job) else {}
+        tell(saver, {"m": "save", "key": _key(submission), "board": board, **leaves})
         timer = threading.Timer(grace_s, lambda: self._shared.site.do(lambda: self._end(job, submission)))
         timer.daemon = True
         timer.start()
@@ -88,13 +105,29 @@ class Stops:
 
     def _end(self, job: Job, submission: int) -> None:
         """The checkpoint is there, or its time is over; unless the task has ended meanwhile."""
-        if submission in self._saving:
-            self._saving.discard(submission)
-            if job.submission == submission and not job.succeeded:
-                self._cancel(job)
+        saver = self._saving.pop(submission, None)
+        is_same = job.saver is saver or not _is_to_leave(job)  # else it has died by itself, and this is the next try
+        if saver is not None and job.submission == submission and not job.succeeded and is_same:
+            self._cancel(job)
 
     def _cancel(self, job: Job) -> None:
-        actors.end(job.ref, job.stopped)
+        if not _is_to_leave(job):
+            actors.end(job.ref, job.stopped)
+        elif job.saver is not None:
+            tell(job.saver, {"m": "leave"})
+
+
+def may_start_again(job: Job) -> bool:
+    """Whether a task of a script can be stopped to start again: its process waits for a turn when Ray has started it
+    again, ends where it is told to, and goes on from what it has kept."""
+    if job.way is not Way.SHELL or job.apart or job.saver is None or not job.leaves or job.stopped or job.is_over:
+        return False
+    retries = int(job.run.converted.nodes[job.index].options.get("max_retries", RAYS_RETRIES))
+    return retries < 0 or job.lost_tries < retries
+
+
+def _is_to_leave(job: Job) -> bool:
+    return job.run.grows and not job.aborted
 
 
 def _grace_s(job: Job) -> float:

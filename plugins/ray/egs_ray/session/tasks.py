@@ -107,6 +107,7 @@ class Job(msgspec.Struct, eq=False):
     stopped: str = ""  # why its end was asked for, and by whom
     requeues: bool = False  # it was stopped to start again
     saver: Peer | None = None  # where its process can be asked for a checkpoint
+    leaves: bool = False  # that process ends when it is told to there
     checkpoint: Any = None  # a reference to what its last stopped try has kept
     is_open: bool = False  # it is on its own: EGS could not get its resources for it
     lost_leases: int = 0

@@ -1,6 +1,9 @@
-"""The worker's side of checkpoints: what stands behind `egs.checkpoint` and `egs.restored` in a task of `egs_ray.run`.
+"""The worker's side of checkpoints: what stands behind `egs.checkpoint` and `egs.restored` in a task.
 
-    task ── egs.checkpoint(save) ─► a line of its own to the driver: saves ─► (waits) ─► save ─► saved
+    task ── egs.checkpoint(save) ─► a line of its own to the driver: saves ─► (waits) ─► save ─► saved ─► leave
+
+A task of `egs_ray.run` is cancelled then, and submitted anew. One of a script is Ray's to start again: the process is
+told to end (`leave`), by itself where its callback takes longer than it may.
 
 Only a task that registers a callback gets that line and the thread behind it. What the callback returns is kept by the
 session's board, an actor: it outlives this process, and the driver passes a reference to it to the next try. A GPU step
@@ -11,7 +14,9 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import os
 import pickle
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -43,12 +48,14 @@ class _Keeper:
     def __init__(self, spec: Spec) -> None:
         self._spec = spec
         self._peer: Peer | None = None
+        self._timer: threading.Timer | None = None  # that ends this process
+        self._is_over = False
 
     def registered(self) -> None:
         if self._peer is None:
             try:
                 self._peer = dial(self._spec.address)
-                self._peer.send({"m": "saves", "task": self._spec.task})
+                self._peer.send({"m": "saves", "task": self._spec.task, "leaves": True})
             except LOST:
                 return  # no driver: nobody will ask
             threading.Thread(target=self._serve, args=(self._peer,), name="egs-save", daemon=True).start()
@@ -63,15 +70,42 @@ class _Keeper:
             return ()
 
     def close(self) -> None:
+        self._is_over = True
+        if self._timer is not None:
+            self._timer.cancel()
         if self._peer is not None:
             self._peer.hang_up()  # the thread that reads it closes it
 
     def _serve(self, peer: Peer) -> None:
         """Answer the driver when it asks; until the task ends."""
         with contextlib.suppress(*LOST):
-            while True:
-                peer.send({"m": "saved", "task": self._spec.task, "error": _kept(peer.receive())})
+            while (asked := peer.receive())["m"] != "leave":
+                if limit_s := asked.get("leaves_in"):
+                    self._timer = threading.Timer(limit_s, self._leave)
+                    self._timer.daemon = True
+                    self._timer.start()
+                peer.send({"m": "saved", "task": self._spec.task, "error": _kept(asked)})
+            self._leave()
         peer.close()
+
+    def _leave(self) -> None:
+        """End this process as if it had died, which Ray starts the task again for; unless it has ended."""
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        if not self._is_over:
+            os._exit(1)
+
+
+def lent(word: Message) -> Any:
+    """The reference to what the try before has kept, as the driver's word to begin tells it; None: nothing is lost but
+    that."""
+    try:
+        board = pickle.loads(base64.b64decode(word["board"]))
+        return ray.get(board.wait.remote(word["restored"]))[0]
+    except Exception as error:
+        warn(f"the checkpoint of the try before is lost: {type(error).__name__}: {error}")
+        return None
 
 
 def _kept(asked: Message) -> str:

@@ -36,7 +36,7 @@ from egs_ray.worker.devices import uuids
 from egs_ray.worker.gpu_process import GpuProcess
 from egs_ray.worker.gpu_provider import VISIBLE, Provider, hide_gpus, node_id, show_gpus
 from egs_ray.worker.niceness import Niceness
-from egs_ray.worker.saving import saving
+from egs_ray.worker.saving import lent, saving
 from egs_ray.worker.spec import Address as Address
 from egs_ray.worker.spec import Spec as Spec
 from egs_ray.worker.waits import waits_told
@@ -218,6 +218,8 @@ class Shell:
             answer = self.await_go()
         if answer.get("m") == "drop":
             return DROPPED if self.spec.returns == 1 else (DROPPED,) * self.spec.returns
+        if answer.get("restored"):
+            self.spec.restored = lent(answer)
         if self.niceness is not None:
             self.niceness.restore()
         args, kwargs = resolved(arguments)
