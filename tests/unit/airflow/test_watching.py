@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import threading
 import time
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threade
 
 DEADLINE_S = 90.0
 LONG_S = 600
+CHANGED = ("wait", "_handle_request", "_service_subprocess", "_monitor_subprocess")
 FORK = multiprocessing.get_context("fork")
 DAG = """
 import os, time
@@ -118,7 +120,7 @@ def until(condition: Callable[[], Any]) -> None:
 
 def test_a_short_task_makes_no_heartbeat(home: Path, rung: bell.Bell) -> None:
     """Its start was one; natively another one follows at once, and the user's code waits for it."""
-    assert Run(home).requests() == ["run", "rtif", "state"]
+    assert Run(home).requests() == ["run", "state", "rtif"]
     assert rung.has_rung()
 
 
@@ -129,7 +131,8 @@ def test_airflow_alone_makes_one(home: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_users_code_does_not_wait_for_what_the_ui_shows(home: Path, rung: bell.Bell) -> None:
-    """The api-server answers the rendered fields when the code has begun, and refuses them: the task ends well."""
+    """Where tasks begin others do, for whose requests the api-server is needed: rendered fields come after the end of a
+    short task. The api-server refuses them: the task has ended well."""
 
     def answer(request: httpx.Request) -> httpx.Response:
         if not request.url.path.endswith("/rtif"):
@@ -137,8 +140,36 @@ def test_the_users_code_does_not_wait_for_what_the_ui_shows(home: Path, rung: be
         until((home / "code").exists)
         return httpx.Response(422, json={"detail": "no"})
 
-    assert Run(home, answer, body="note('code')").requests() == ["run", "rtif", "state"]
+    assert Run(home, answer, body="note('code')").requests() == ["run", "state", "rtif"]
     assert rung.has_rung()
+
+
+@pytest.mark.usefixtures("rung")
+def test_what_the_ui_shows_is_there_while_a_task_runs(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a moment, also of a task that says nothing more, where nothing else wakes who watches it for an hour."""
+    monkeypatch.setattr(own_supervisor, "FIELDS_S", 0.1)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith("/rtif"):
+            (home / "sent").touch()
+        return lets_run(request)
+
+    assert Run(home, answer, body="wait_for('sent')").requests() == ["run", "rtif", "state"]
+
+
+@pytest.mark.usefixtures("rung")
+@pytest.mark.parametrize("tried_again", [True, False])
+def test_of_a_try_that_fails_it_is_sent_before_its_end(home: Path, tried_again: bool) -> None:
+    """The next try has another id, and the api-server knows this one no more; a process that is killed is a failure."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        found = lets_run(request)
+        if not request.url.path.endswith("/run"):
+            return found
+        return httpx.Response(200, json=json.loads(found.content) | {"max_tries": 1, "should_retry": tried_again})
+
+    body = "raise ValueError" if tried_again else "os.kill(os.getpid(), 9)"
+    assert Run(home, answer, body=body).requests() == ["run", "rtif", "state"]
 
 
 def test_a_process_of_the_executor_is_free_when_its_task_has_ended(home: Path, rung: bell.Bell) -> None:
@@ -154,7 +185,7 @@ os._exit = _exit
 """
     run = Run(home, top=slow)
     run.end()
-    assert run.requests()[-1] == "state"
+    assert run.requests() == ["run", "state", "rtif"]
     assert rung.has_rung()
 
 
@@ -209,11 +240,11 @@ def test_this_airflow_has_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None
         assert not compat.available("watching")
     from airflow.sdk.execution_time.supervisor import ActivitySubprocess
 
-    native = ActivitySubprocess.wait, ActivitySubprocess._handle_request
+    native = [getattr(ActivitySubprocess, name) for name in CHANGED]
     undo = own_supervisor.watch(lambda: None)
-    assert ActivitySubprocess.wait is not native[0]
+    assert all(getattr(ActivitySubprocess, name) is not own for name, own in zip(CHANGED, native, strict=True))
     assert compat.available("watching")  # asked again, as by doctor in this process
     undo()
-    assert (ActivitySubprocess.wait, ActivitySubprocess._handle_request) == native
+    assert [getattr(ActivitySubprocess, name) for name in CHANGED] == native
     monkeypatch.setattr(ActivitySubprocess, "_handle_request", lambda *_: None)
     assert not compat.available("watching")

@@ -21,7 +21,7 @@ from egs_airflow.executors.mixin import KeepsSlots, is_on
 from egs_airflow.executors.reading import End
 from egs_airflow.executors.ready import ReadyQueue
 from egs_airflow.executors.room import Room
-from egs_airflow.executors.waking import Running, Runs, sleep_until
+from egs_airflow.executors.waking import Manners, Running, Runs, sleep_until
 
 
 class EgsLocalExecutor(KeepsSlots, LocalExecutor):  # type: ignore[misc]  # Airflow's types are not read, see pyproject.toml
@@ -30,6 +30,8 @@ class EgsLocalExecutor(KeepsSlots, LocalExecutor):  # type: ignore[misc]  # Airf
     activity_queue: Any
     _started: Running
     _runs: Runs
+    _manners: Manners
+    _handed: set[bytes]
     _ready: ReadyQueue | None = None
     _room: Room | None = None
     _undo: ExitStack | None = None
@@ -48,7 +50,7 @@ class EgsLocalExecutor(KeepsSlots, LocalExecutor):  # type: ignore[misc]  # Airf
                 rung.tasks_ring = False
         self._ready, self._room = None, _make_room() if self.is_mp_using_fork else None
         super().start()
-        self._started, self._runs = Running(), Runs()
+        self._started, self._runs, self._manners, self._handed = Running(), Runs(), Manners(), set()
         if self.gate is not None:
             self.gate.guard(self._wake_scheduler)
 
@@ -73,14 +75,46 @@ class EgsLocalExecutor(KeepsSlots, LocalExecutor):  # type: ignore[misc]  # Airf
             self._open.callback(own_scheduler.wrap_scheduling(self._before_pass))
 
     def _before_pass(self, hand_out: own_scheduler.HandOut) -> None:
-        """A slot that a task has given back goes at once to a task that waits for it, where that is for sure."""
-        over, gate = self._started.take_over(), self.gate
-        if gate is not None and over and self.slots_available > 0:
-            gate.guard(lambda: self._hand_out(gate, over, hand_out))
+        """A slot that a task has given back goes at once to a task that waits for it, where that is for sure; then the
+        pass waits for a moment until the code of what has just got its slots begins."""
+        gate, begun, rung = self.gate, bell.begun, bell.hung
+        if gate is None or begun is None or rung is None:
+            return
+        early = begun.ids()
+        gate.guard(lambda: self._give_way(gate, hand_out, early, begun, rung))
 
-    def _hand_out(self, gate: Gate, over: Sequence[End], hand_out: own_scheduler.HandOut) -> None:
-        if gate.may_hand_out(over) and hand_out():
+    def _give_way(
+        self,
+        gate: Gate,
+        hand_out: own_scheduler.HandOut,
+        early: set[bytes],
+        begun: bell.Bell,
+        rung: bell.Bell,
+    ) -> None:
+        """early: those that have begun by now. What ends meanwhile is followed at once, by the pass where need be."""
+        if rung.has_rung():
+            self._ended_now()
+        follows = self._hand_out(gate, self._started.take_over(), hand_out)
+        given, self._handed = self._handed - early, set()
+        with self._manners.waiting(len(given), follows=follows) as until_s:
+            while given and (left_s := until_s - time.monotonic()) > 0:
+                connection.wait([begun.fileno(), rung.fileno()], left_s)
+                given -= begun.ids()
+                if rung.has_rung() and self._ended_now():
+                    if not self._hand_out(gate, self._started.take_over(), hand_out):
+                        return
+                    given, self._handed = given | self._handed, set()
+
+    def _hand_out(self, gate: Gate, over: Sequence[End], hand_out: own_scheduler.HandOut) -> bool:
+        """Whether slots that these gave back were given to others."""
+        if over and self.slots_available > 0 and gate.may_hand_out(over) and hand_out():
             self.heartbeat()
+            return True
+        return False
+
+    def _ended_now(self) -> bool:
+        self._started.ask_now()
+        return self._started.have_ended()
 
     def _hear(self, longest_s: float) -> None:
         """Sleep until a task rings, or a process has ended."""
@@ -103,6 +137,7 @@ class EgsLocalExecutor(KeepsSlots, LocalExecutor):  # type: ignore[misc]  # Airf
         super()._process_workloads(workload_list)
         if self.gate is not None:
             self._started.note(workload_list)
+            self._handed |= {workload.ti.id.bytes for workload in workload_list if hasattr(workload, "ti")}
             self.running.update(workload.ti.key for workload in workload_list if hasattr(workload, "ti"))
 
     def end(self) -> None:

@@ -13,7 +13,8 @@ A run that a user starts would else wait for up to a second before its first tas
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +27,11 @@ ASK_S = 0.1
 """How often the metadata database is asked, one statement for all tasks of this executor; at once where one rings."""
 RUNS_S = 0.25
 """How often it is asked for new DAG runs: one read of an index, of which a pass that finds nothing makes dozens."""
+GIVE_WAY_S = 0.5
+"""The longest that a pass waits until the code of tasks begins that were just given slots."""
+MOST_SHARE = 0.25
+"""Of the time, for such waits where nobody waited for the slots."""
+MOST_TASKS = 16  # as many as Airflow's scheduler hands out at once, where nobody says otherwise
 
 
 @dataclass
@@ -80,6 +86,28 @@ class Running:
         """The ends that were news since this was asked."""
         over, self.over = self.over, []
         return over
+
+
+@dataclass
+class Manners:
+    """How long a pass may wait for tasks that were just given slots: it would take the processors, and on SQLite the
+    lock, that their processes and the api-server need before their code begins. again_s: from then on it may again."""
+
+    again_s: float = 0.0
+
+    @contextmanager
+    def waiting(self, tasks: int, *, follows: bool) -> Iterator[float]:
+        """Until when (monotonic) to wait at most inside for so many tasks. follows: they have slots that others gave
+        back, so somebody waits for these; for what else begins waits take no more than their share of the time, and
+        none is for MOST_TASKS, behind which there are more."""
+        begin_s = time.monotonic()
+        may = tasks > 0 and (follows or (tasks < MOST_TASKS and begin_s >= self.again_s))
+        try:
+            yield begin_s + GIVE_WAY_S if may else begin_s
+        finally:
+            now_s = time.monotonic()
+            if may:
+                self.again_s = now_s + (now_s - begin_s) * (1 - MOST_SHARE) / MOST_SHARE
 
 
 def sleep_until(has_news: Callable[[], bool], longest_s: float, hear: Callable[[float], object] = time.sleep) -> None:

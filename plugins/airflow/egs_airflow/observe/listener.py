@@ -9,12 +9,14 @@ tell listeners too, of what they change themselves) nothing is read or written.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -55,6 +57,7 @@ class TaskListener:
             self._heard.begin(str(getattr(task_instance, "id", "")), folder())
         except Exception as error:
             _warn(error, "what this task tells of how far it is is not kept")
+        _say_begun(str(getattr(task_instance, "id", "")))
         self._code_s = time.time()
 
     @hook
@@ -92,6 +95,14 @@ def _ring() -> None:
     bell = getattr(sys.modules.get("egs_airflow.executors.bell"), "hung", None)
     if bell is not None and bell.tasks_ring:
         bell.ring()
+
+
+def _say_begun(try_id: str) -> None:
+    """Tell the scheduler of this host that the task's code begins."""
+    begun = getattr(sys.modules.get("egs_airflow.executors.bell"), "begun", None)
+    if begun is not None:
+        with contextlib.suppress(ValueError):  # no id of Airflow's
+            begun.ring(uuid.UUID(try_id).bytes)
 
 
 def _taken_work() -> dict[str, float]:

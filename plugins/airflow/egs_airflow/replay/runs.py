@@ -28,7 +28,7 @@ from egs_core.runlog.records import Header, Record
 
 GPU_POOL = "gpu"
 LOOK_EVERY_S = 0.5
-RARELY_S = 5.0
+RARELY_S = 10.0
 """Airflow is asked so often for its runs until all tasks have noted themselves: each question is work for its
 api-server, for which tasks wait."""
 LOG_LINES = 8  # of a failed task, that are shown
