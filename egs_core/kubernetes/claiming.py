@@ -20,6 +20,7 @@ from egs_core.kubernetes.pods import Node, Pod
 MADE_S = 10.0
 """So long a pod is not told of whose claims are not there: its cluster makes them from their template."""
 FORBIDDEN = "ApiError: 403"
+DIFFERENT = "all devices of a node, of which nodes have different numbers"
 
 
 class Claiming:
@@ -39,6 +40,11 @@ class Claiming:
         """Why it is not read though it may be there, "" where all is well."""
         found = next((one.problem for one in self.mirrors if one.problem.startswith(FORBIDDEN)), "")
         return f"{found}; devices of drivers and claims are not counted" if found else ""
+
+    @property
+    def uncounted(self) -> Mapping[str, str]:
+        """Of each kind of request of GPUs that is not counted, the first pod that asked so, in words."""
+        return self._inventory.uncounted
 
     def applied(self, pods: Mapping[str, Pod], nodes: Iterable[Node], now: float) -> tuple[dict[str, Pod], list[Node]]:
         """With devices and with what they ask of them. now: Unix time."""
@@ -71,7 +77,8 @@ class Inventory:
         self._classes = {one.name: one for one in classes}
         self._claims = {(one.namespace, one.name): one for one in claims}
         self._holders = {one.uid: one.owner for one in self._claims.values() if one.owner}
-        self._of_gpus: dict[Ask, bool] = {}
+        self._counted: dict[Ask, tuple[Ask | None, str]] = {}
+        self.uncounted: dict[str, str] = {}
         self._missed: dict[str, float] = {}  # pods, by uid, whose claims are not there, and since when
         self._nodes: dict[str, tuple[Node, Any, Node]] = {}  # by name: as it is listed, what was put in, with it
         self._pods: dict[str, tuple[Pod, Any, Pod]] = {}
@@ -82,7 +89,7 @@ class Inventory:
         found._holders |= {uid: pod for uid, pod in self._holders.items() if uid not in found._holders}
         there = {one.uid for one in found._claims.values()}
         found._holders = {uid: pod for uid, pod in found._holders.items() if uid in there}
-        found._missed = self._missed
+        found._missed, found.uncounted = self._missed, self.uncounted
         found._nodes = self._nodes
         if found._classes == self._classes and {*map(id, found._slices)} == {*map(id, self._slices)}:
             found._pods = self._pods
@@ -90,7 +97,7 @@ class Inventory:
 
     def applied(self, pods: Mapping[str, Pod], nodes: Iterable[Node], now: float) -> tuple[dict[str, Pod], list[Node]]:
         """Values that nothing was put in are the same objects, and so are those in which the same was put before."""
-        if not self._offered:
+        if not self._offered and not any(one.uncounted for one in self._slices):
             self._missed.clear()
             return dict(pods), list(nodes)
         self._find_holders(pods)
@@ -150,7 +157,14 @@ class Inventory:
         return kept[2]
 
     def _asking(self, pod: Pod, claimed: Iterable[tuple[Ask, ...]]) -> Pod:
-        found = [ask for asks in claimed for ask in devices.resolved(asks, self._classes) if self._is_of_gpus(ask)]
+        found = []
+        for asks in claimed:
+            for ask in devices.resolved(asks, self._classes):
+                counted, why = self._as_counted(ask)
+                found += [counted] if counted is not None else []
+                if why and pod.is_ours and pod.is_gated:
+                    said = f"is not counted ({pod.namespace}/{pod.name}): such pods wait for CPUs and memory alone"
+                    self.uncounted.setdefault(why, said)
         if gpus := pod.shape.gpu_milli // 1000:
             found.append(devices.limit_as_ask(pod.gpu, gpus, self._classes.values()))
         if not found:
@@ -161,9 +175,16 @@ class Inventory:
         shape = Shape(pod.shape.cpu_milli, 1000 * count, pod.shape.memory_bytes)
         return msgspec.structs.replace(pod, where=where, shape=shape, claimed=count - gpus)
 
-    def _is_of_gpus(self, ask: Ask) -> bool:
-        """Whether some device that is there would do."""
-        if ask not in self._of_gpus:
+    def _as_counted(self, ask: Ask) -> tuple[Ask | None, str]:
+        """A request as it counts, None where it does not; and what it asks for that ought to count, "" where it counts
+        or is of no GPU."""
+        if ask not in self._counted:
             there = [one for found in self._offered.values() for one in found]
-            self._of_gpus[ask] = any(devices.takes(tier, one) for tier in ask for one in there)
-        return self._of_gpus[ask]
+            if any(devices.takes(tier, one) for tier in ask for one in there):
+                counted = devices.with_numbers(ask, self._offered.values())
+                self._counted[ask] = counted, "" if counted is not None else DIFFERENT
+            else:
+                others = ((why, one) for found in self._slices for why, some in found.uncounted.items() for one in some)
+                why = next((why for why, one in others if any(devices.takes(tier, one) for tier in ask)), "")
+                self._counted[ask] = None, why
+        return self._counted[ask]

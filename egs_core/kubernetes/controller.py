@@ -205,6 +205,8 @@ class Controller:
         self._began = time.monotonic()
         everything, nodes = self._claiming.applied(self._pods.items(), self._nodes.items().values(), now)
         self._note("devices", self._claiming.problem)
+        for why, said in self._claiming.uncounted.items():
+            self._note(f"a claim of {why}", said)
         problem = self._workflows.problem  # a cluster without Argo is nothing to speak of
         self._note("workflows", f"{problem}; pods go by their labels" if problem.startswith(FORBIDDEN) else "")
         looked = self._looked

@@ -30,17 +30,19 @@ PLUGIN = "gpu"
 """In the place of a flavor, of GPUs that a device plugin offers: it says nothing more of them."""
 FOR_LIMIT = "resource.kubernetes.io/extended-resource-claim"
 """Annotation of a claim that the scheduler made for a limit of a resource that a class stands for."""
+ALL = 0
 KEPT_OFF = ("NoSchedule", "NoExecute")
 
 
 class Slice(msgspec.Struct, frozen=True, eq=False):
     """A ResourceSlice: a part of what a pool has. devices: those that count, by node; partitions: of others the
-    counters that they share, by name."""
+    counters that they share, by name; uncounted: of these one of each flavor, by why they do not count."""
 
     pool: str
     generation: int
     devices: Mapping[str, tuple[Device, ...]]
     partitions: Mapping[str, tuple[str, ...]]
+    uncounted: Mapping[str, tuple[Device, ...]] = {}
 
 
 class DeviceClass(msgspec.Struct, frozen=True):
@@ -52,7 +54,8 @@ class DeviceClass(msgspec.Struct, frozen=True):
 
 
 class Tier(msgspec.Struct, frozen=True):
-    """So many devices that all of these selectors take; or, without any, of a device plugin under that resource."""
+    """So many devices that all of these selectors take, ALL: as many as the node has; or, without any selectors, of a
+    device plugin under that resource."""
 
     count: int
     selectors: tuple[str, ...] = ()
@@ -87,6 +90,7 @@ def slice_of(raw: Object) -> Slice:
     where = f"{driver}/{text(pool, 'name')}"
     devices: dict[str, list[Device]] = defaultdict(list)
     partitions: dict[str, tuple[str, ...]] = {}
+    uncounted: dict[str, dict[str, Device]] = defaultdict(dict)
     for one in items(spec, "devices") if driver.startswith(OF_GPUS) else ():
         node, name = text(spec, "nodeName") or text(one, "nodeName"), f"{where}/{text(one, 'name')}"
         counters = tuple(f"{where}/{text(shared, 'counterSet')}" for shared in items(one, "consumesCounters"))
@@ -94,14 +98,29 @@ def slice_of(raw: Object) -> Slice:
         own = facts.attributes.get(driver, {})
         if counters and "profile" in own:
             partitions[name] = counters
-        elif node and own.get("type") != "vfio" and not one.get("allowMultipleAllocations"):
-            taints = tuple((text(t, "key"), text(t, "value"), text(t, "effect")) for t in items(one, "taints"))
-            taints = tuple(sorted(taint for taint in taints if taint[2] in KEPT_OFF))
-            memory = facts.capacity.get(driver, {}).get("memory")
-            bytes_ = 0 if memory is None else int(memory.value)
-            devices[node].append(Device(name, _flavor(own, driver, taints), facts, bytes_, counters, taints))
+        taints = tuple((text(t, "key"), text(t, "value"), text(t, "effect")) for t in items(one, "taints"))
+        taints = tuple(sorted(taint for taint in taints if taint[2] in KEPT_OFF))
+        memory = facts.capacity.get(driver, {}).get("memory")
+        bytes_ = 0 if memory is None else int(memory.value)
+        device = Device(name, _flavor(own, driver, taints), facts, bytes_, counters, taints)
+        if why := _why_uncounted(one, own, node, is_partition=name in partitions):
+            uncounted[why].setdefault(device.flavor, device)
+        else:
+            devices[node].append(device)
     generation = int(number(pool.get("generation")) or 0)
-    return Slice(where, generation, {node: tuple(found) for node, found in devices.items()}, partitions)
+    counted = {node: tuple(found) for node, found in devices.items()}
+    return Slice(where, generation, counted, partitions, {why: tuple(one.values()) for why, one in uncounted.items()})
+
+
+def _why_uncounted(device: Object, own: Mapping[str, Any], node: str, *, is_partition: bool) -> str:
+    """What a device is that does not count; "" of one that does."""
+    if is_partition:
+        return "a partition that its driver makes when it is asked for"
+    if own.get("type") == "vfio":
+        return "a device for virtual machines"
+    if device.get("allowMultipleAllocations"):
+        return "a device that several share"
+    return "" if node else "a device that is of no single node"
 
 
 def class_of(raw: Object) -> DeviceClass:
@@ -111,8 +130,8 @@ def class_of(raw: Object) -> DeviceClass:
 
 
 def claim_of(raw: Object) -> Claim:
-    """A ResourceClaim. What asks for all devices, or for the rights of an administrator, is not counted; nor is what
-    the scheduler makes for a limit, which counts itself."""
+    """A ResourceClaim. What asks for the rights of an administrator is not counted; nor is what the scheduler makes for
+    a limit, which counts itself."""
     meta, status = part(raw, "metadata"), part(raw, "status")
     owners = [one for one in items(meta, "ownerReferences") if text(one, "kind") == "Pod" and one.get("controller")]
     is_of_limit = text(part(meta, "annotations"), FOR_LIMIT) == "true"
@@ -131,11 +150,11 @@ def claim_of(raw: Object) -> Claim:
 
 def _ask(request: Object) -> Ask:
     stated = items(request, "firstAvailable") or [part(request, "exactly")]
-    if any(one.get("adminAccess") or text(one, "allocationMode") == "All" for one in stated):
+    if any(one.get("adminAccess") for one in stated):
         return ()
     return tuple(
         Tier(
-            max(1, int(number(one.get("count")) or 1)),
+            ALL if text(one, "allocationMode") == "All" else max(1, int(number(one.get("count")) or 1)),
             _selectors(one),
             tuple(
                 (text(t, "key"), text(t, "operator") or "Equal", text(t, "value"), text(t, "effect"))
@@ -274,6 +293,20 @@ def _tolerates(tier: Tier, taint: tuple[str, str, str]) -> bool:
         )
         for t_key, operator, t_value, t_effect in tier.tolerations
     )
+
+
+def with_numbers(ask: Ask, offered: Iterable[Sequence[Device]]) -> Ask | None:
+    """A request with the number of devices that ALL means: as many as each node has that has any. None where nodes have
+    different numbers: what is asked for is known when a node is chosen. offered: devices, a node each."""
+    found, nodes = [], list(offered) if any(tier.count == ALL for tier in ask) else []
+    for tier in ask:
+        if tier.count == ALL:
+            numbers = {number for there in nodes if (number := sum(takes(tier, one) for one in there))}
+            if len(numbers) > 1:
+                return None
+            tier = msgspec.structs.replace(tier, count=max(numbers, default=1))
+        found.append(tier)
+    return tuple(found)
 
 
 def count(asks: Iterable[Ask]) -> int:

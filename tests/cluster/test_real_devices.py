@@ -142,6 +142,27 @@ def test_pods_that_claim_get_their_devices_in_the_engines_order(driven: Driven) 
         assert all(one.opened_for == "order" for one in site.pods().values())
 
 
+def test_all_devices_of_a_node_are_waited_for(driven: Driven) -> None:
+    """One of two GPUs is held: who asks for all of them waits behind its gate, and the scheduler gives it both when the
+    other has ended."""
+    site = driven.site
+    driven.template("one", request(of=driven.gpus))
+    everything = {"deviceClassName": driven.gpus, "allocationMode": "All"}
+    driven.template("all", {"name": "gpus", "exactly": everything})
+    with controlled(site):
+        driven.add("one", "one", predicted=5)
+        until(lambda: site.pods()["one"].node)
+        driven.add("all", "all", rank=99, predicted=5)
+        site.add("cpus", rank=1, predicted=5)
+        until(lambda: site.pods()["cpus"].node)
+        assert gated(site) == {"all"}
+        site.end("one")
+        until(lambda: site.pods()["all"].node)
+    claims = driven.admin.list(CLAIMS, site.name)[0]
+    (its,) = [one for one in claims if one["metadata"]["ownerReferences"][0]["name"] == "all"]
+    assert {one["device"] for one in its["status"]["allocation"]["devices"]["results"]} == {"gpu-0", "gpu-1"}
+
+
 def test_each_gets_the_kind_that_it_asks_for(driven: Driven) -> None:
     """A slice, and a GPU by its product: two of each wait, and the first of each starts."""
     site = driven.site
