@@ -25,6 +25,8 @@ _SUFFIXES = {
     **{unit: 1024.0**power for power, unit in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), 1)},
 }
 MOST_PRIORITY = 499
+LAST_MOMENT = 253_370_764_800.0
+"""The beginning of the year 9999: later ones cannot be written."""
 GPU_RESOURCE = "nvidia.com/gpu"
 """Of GPUs, where nothing names another one."""
 
@@ -239,12 +241,17 @@ def quantity(stated: object) -> float:
 
 
 def seconds_of(stated: object) -> float:
-    """The Unix time of a moment as RFC 3339 has it; 0 where it is none."""
+    """The Unix time of a moment as RFC 3339 has it; 0 where it is none, or one that no pod's can be.
+
+    >>> seconds_of("2026-01-01T00:00:00Z"), seconds_of("tomorrow"), seconds_of("0001-01-01T00:00:00Z")
+    (1767225600.0, 0.0, 0.0)
+    """
     try:
         found = datetime.fromisoformat(stated) if isinstance(stated, str) and stated else None
     except ValueError:
         return 0.0
-    return found.timestamp() if found is not None and found.tzinfo is not None else 0.0
+    at = found.timestamp() if found is not None and found.tzinfo is not None else 0.0
+    return at if 0 < at <= LAST_MOMENT else 0.0
 
 
 def moment(at: float) -> str:
@@ -309,6 +316,10 @@ def shape_of(spec: Object) -> Shape:
     for one in items(spec, "containers"):
         found = [a + b for a, b in zip(found, _asked(one), strict=True)]
     found = [max(column) for column in zip(found, *inits, strict=True)]
+    # of the pod as a whole: it holds in the place of the sum; the API server has written what its limits mean for it
+    stated = part(part(spec, "resources"), "requests")
+    cpus, gpus, memory = found
+    found = [quantity(stated.get("cpu", cpus)), gpus, quantity(stated.get("memory", memory))]
     overhead = _amounts(part(spec, "overhead"))
     cpus, gpus, memory = (a + b for a, b in zip(found, overhead, strict=True))
     return Shape(math.ceil(1000 * cpus - 1e-6), 1000 * math.ceil(gpus), math.ceil(memory))
@@ -368,7 +379,7 @@ def hints_of(notes: Object) -> Object:
     """What compilers write of a task, from its annotations; empty where that cannot be read."""
     try:
         found = json.loads(text(notes, names.HINTS) or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
