@@ -5,7 +5,7 @@ pods         pods and nodes as values; stated: the limits that they state; place
 devices      what drivers offer and claims ask (DRA); selectors: which devices a claim means; room: what a node has
 workflows    Argo's Workflows as values; paths: how long the run of a pod goes on from its start
 seen         what a list of pods means for an engine that was told of an earlier one
-gates        which gates are opened now, and which are overdue
+gates        which gates are opened now, and which are overdue; stuck: what was opened and gets no node
 limits       when pods end at the latest; retries: whether what made a pod makes it again
 telling      what is written into a pod that waits; standing: where a pod stands, as is listed of it
 priorities   the order of what waits in Kueue, as priorities of its Workloads; bookings: what these have of quotas

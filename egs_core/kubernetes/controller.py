@@ -40,6 +40,7 @@ from egs_core.kubernetes.preloading import Preloading
 from egs_core.kubernetes.preloads import preload_of
 from egs_core.kubernetes.priorities import workload_of
 from egs_core.kubernetes.session import ClusterSession, preempting_site
+from egs_core.kubernetes.stuck import Stuck
 from egs_core.kubernetes.workflows import workflow_of
 from egs_core.kubernetes.writing import Writers
 
@@ -106,6 +107,7 @@ class Controller:
         self._looked = self._nothing_looked()
         self._teller = telling.Teller()
         self._writers: Writers[gates.Opening] = Writers()
+        self._stuck = Stuck()
         self._limiting = Limiting(settings.limits)
         self._limits_again = float("-inf")
         self._preempting = (
@@ -251,15 +253,23 @@ class Controller:
         placeless = looked.placeless(nodes)
         self._open(gates.stranded(placeless.values()))
         told: Mapping[str, Pod] = looked.ordered
-        if placeless:
-            told = {uid: pod for uid, pod in told.items() if uid not in placeless}
+        if left_out := {*placeless, *self._stuck.among(looked.unplaced)}:
+            told = {uid: pod for uid, pod in told.items() if uid not in left_out}
         session = self._told_session(told, nodes)
         if session is None:
             return  # gates wait for the site server, each until its release-by time
         session.prune(told)
         self._open_granted(session, looked, now)
+        self._note_stuck(self._stuck.look(looked.unplaced, session.has_grant, now))
         if self._preempting is not None and not self._preempting.carry_out(session.stops(), looked.all, now):
             self._drop_sessions()
+
+    def _note_stuck(self, found: list[Pod]) -> None:
+        for pod in found[:1]:
+            place = f"{pod.namespace}/{pod.name}"
+            self._note(
+                "scheduler", f"{place} had its turn and gets no node: the room goes to others; its events say why"
+            )
 
     def _open_granted(self, session: ClusterSession, looked: Looked, now: float) -> None:
         """What is granted, as far as the window goes. Where there is more, also what follows as these get their nodes,

@@ -13,7 +13,8 @@ pytest.importorskip("kubernetes", reason="the client of Kubernetes is not instal
 from egs_core.cli.app import run
 from egs_core.graph.columns import Shape
 from egs_core.kubernetes import names
-from egs_core.kubernetes.pods import shape_of
+from egs_core.kubernetes.pods import Pod, pod_of, shape_of
+from egs_core.kubernetes.stuck import Stuck
 from tests.unit.kubernetes.controlled import controlled
 from tests.unit.kubernetes.emulated_api import EmulatedApi
 from tests.unit.kubernetes.made_pods import node, pod
@@ -61,3 +62,50 @@ def test_what_a_pod_asks_as_a_whole_counts() -> None:
     container: dict[str, Any] = {"resources": {"requests": {"cpu": "100m", "memory": "1Gi", "nvidia.com/gpu": "1"}}}
     spec = {"containers": [container, container], "resources": {"requests": {"cpu": "6"}}, "overhead": {"cpu": "250m"}}
     assert shape_of(spec) == Shape(6250, 2000, 2 << 30)
+
+
+REFUSED = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no claim of volumes"}
+
+
+def test_what_gets_no_node_keeps_no_room_from_others(api: EmulatedApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One GPU, and the first in the order needs what the engine knows nothing of, such as a volume: the scheduler has
+    had it for a while and says no. The GPU goes to the next one then, and not first when the pod is deleted. When what
+    it lacks is there, and it has its node, it counts as what runs there."""
+    monkeypatch.setattr("egs_core.kubernetes.stuck.AFTER_S", 2.0)
+    api.add("nodes", node("n1", gpus=1))
+    for name, rank in (("lacks", 99), ("next", 50), ("last", 10)):
+        api.add("pods", pod(name, gpus=1, rank=rank, predicted=5))
+    said: list[str] = []
+    with controlled(api, says="scheduler: team/lacks ", said=said):
+        api.until(lambda: api.opened() == ["lacks"])
+        api.change("pods", "lacks", lambda pod: pod.setdefault("status", {}).update(conditions=[REFUSED]))
+        api.until(lambda: api.opened() == ["lacks", "next"])
+        assert said
+        api.bind("next", "n1")
+        api.bind("lacks", "n1")  # as its volume has come, and a GPU that nobody knew of
+        api.end("next")
+        api.add("pods", pod("newest", gpus=1, rank=500, predicted=5))
+        api.end("lacks")
+        api.until(lambda: api.opened() == ["lacks", "next", "newest"])
+
+
+def looked(stuck: Stuck, now: float, *pods: Pod, granted: bool = True) -> list[str]:
+    found = stuck.look({pod.uid: pod for pod in pods}, lambda _: granted, now)
+    return [pod.name for pod in found]
+
+
+def test_who_gets_no_node() -> None:
+    """Only what is granted for half a minute, and refused for as long: not what waits for a node that is full, nor for
+    others to make way; and no longer when it has its node."""
+    refused = pod_of(pod("a", uid="a", gate=False, status={"conditions": [REFUSED]}))
+    nominated = pod_of(pod("n", uid="n", gate=False, status={"conditions": [REFUSED], "nominatedNodeName": "n1"}))
+    stuck = Stuck()
+    assert looked(stuck, 0.0, refused, nominated) == []
+    assert looked(stuck, 29.0, refused, nominated) == []
+    assert looked(stuck, 31.0, refused, nominated) == ["a"]
+    assert looked(stuck, 32.0, refused, granted=False) == []
+    assert stuck.among({"a": refused}) == {"a"}
+    assert stuck.among({}) == set()
+    assert looked(stuck, 40.0, refused) == []  # the time begins anew
+    assert looked(stuck, 60.0, refused, granted=False) == []
+    assert looked(stuck, 75.0, refused) == []
