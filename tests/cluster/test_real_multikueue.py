@@ -24,6 +24,7 @@ from egs_core.kubernetes.cluster import (
     MERGE,
     MULTIKUEUE_CLUSTERS,
     MULTIKUEUE_CONFIGS,
+    PODS,
     WORKLOADS,
     ApiError,
     Cluster,
@@ -101,6 +102,10 @@ class World:
                 with suppress(ApiError):
                     path = f"{job['metadata']['name']}?propagationPolicy=Background"
                     cluster.delete(JOBS, path, self.name)
+            for pod in cluster.list(PODS, self.name)[0]:
+                with suppress(ApiError):  # it goes with its copy, or with its Job
+                    cluster.patch(PODS, pod["metadata"]["name"], {"metadata": {"finalizers": None}}, self.name, MERGE)
+                    cluster.delete(PODS, f"{pod['metadata']['name']}?gracePeriodSeconds=0", self.name)
         until(lambda: not any(one.list(WORKLOADS, self.name)[0] for one in (self.manager, *self.workers.values())))
         for queue in self._queues:
             queue.remove()
@@ -134,10 +139,11 @@ class World:
         meta = {"name": name, "namespace": self.name, "labels": {names.QUEUE: QUEUE}}
         cluster.create(JOBS, {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": spec}, self.name)
 
-    def workload(self, job: str, at: Cluster | None = None) -> dict[str, Any]:
-        """Of that Job; empty where it is not there."""
+    def workload(self, of: str, at: Cluster | None = None) -> dict[str, Any]:
+        """Of that Job or pod; empty where it is not there."""
         found = (at or self.manager).list(WORKLOADS, self.name)[0]
-        return next((one for one in found if one["metadata"]["name"].startswith(f"job-{job}-")), {})
+        starts = f"job-{of}-", f"pod-{of}-"
+        return next((one for one in found if one["metadata"]["name"].startswith(starts)), {})
 
     def status(self, job: str) -> dict[str, Any]:
         found: dict[str, Any] = self.workload(job).get("status", {})
@@ -226,6 +232,29 @@ def test_work_runs_where_it_should_end_first(world: World, server: str) -> None:
         world.until_waits_in("second", world.green)
         world.workers[world.blue].delete(JOBS, "long?propagationPolicy=Background", world.name)
         world.until_runs_in("second", world.blue)
+
+
+def test_pods_of_a_pipeline_go_where_they_should_end_first(world: World, server: str) -> None:
+    """Pods with EGS's labels, which the manager's Kueue never starts itself: the first goes to green. Its copy has its
+    labels there, so green's controller knows how long it takes, and the second waits behind it, not in blue. When the
+    copy has ended so has the pod, and the second goes on."""
+    world.job("long", 1000, world.workers[world.blue])
+    until(lambda: world.workload("long", world.workers[world.blue]).get("status", {}).get("admission"))
+    green, queued = world.workers[world.green], {names.QUEUE: QUEUE}
+    with ExitStack() as stack:
+        for name in world.workers:
+            stack.enter_context(told_of(world, name, server))
+        stated: dict[str, Any] = {"url": server, "multikueue": clusters.MANAGER, "cluster_name": "manager"}
+        stack.enter_context(controlled(world.site, ": ", **stated))
+        world.site.add("fit", gpus=1, predicted=100, rank=9, gate=False, labels=queued)
+        until(lambda: world.status("fit").get("clusterName") == world.green)
+        until(lambda: any(one["metadata"]["name"] == "fit" for one in green.list(PODS, world.name)[0]))
+        assert green.get(PODS, "fit", world.name)["metadata"]["labels"][names.PREDICTED_S] == "100"
+        world.site.add("score", gpus=1, predicted=100, rank=1, gate=False, labels=queued)
+        world.until_waits_in("score", world.green)
+        green.patch(Kind("/api/v1", "pods"), "fit/status", {"status": {"phase": "Succeeded"}}, world.name)
+        until(lambda: world.site.pods()["fit"].is_over)
+        until(lambda: world.status("score").get("clusterName") == world.green)
 
 
 def test_without_a_server_who_is_first_has_it(world: World) -> None:
