@@ -13,13 +13,14 @@ _NEVER = {
     "max_cost": "there are no prices",
     "idle_timeout": "nothing measures whether a task is idle",
 }
+_NOT_OF_GENERATORS = "not of generators"
 _BY_HOOK_HINTS = hint_answers(
     {
         **dict.fromkeys(("gpus", "cpus", "memory"), "where Ray was not told"),
-        "gpu_cpus": "",
+        "gpu_cpus": _NOT_OF_GENERATORS,
         "flavors": "as a preference, by node labels",
         **dict.fromkeys(("priority", "max_wait", "deadline", "expect"), "of tasks with a GPU, preload or limit"),
-        **dict.fromkeys(("max_runtime", "max_gpu_time"), ""),
+        **dict.fromkeys(("max_runtime", "max_gpu_time"), _NOT_OF_GENERATORS),
         **dict.fromkeys(("grace", "checkpoint"), "where `egs preempt` stops it"),
     },
     {
@@ -72,7 +73,10 @@ SURFACES = (
         "the same, its functions with hints (@egs.task)",
         {
             **_BY_HOOK,
-            **dict.fromkeys(("split", "preload", "limits", "abort"), "yes"),
+            "split": f"yes: {_NOT_OF_GENERATORS}",
+            "preload": f"yes: {_NOT_OF_GENERATORS}",
+            "limits": f"yes: {_NOT_OF_GENERATORS}",
+            "abort": "yes",
             "gang": "no: nobody knows how many tasks there will be; egs_ray.run can",
             "preempt": "yes: by `egs preempt`, tasks that say egs.checkpoint; each time takes one of Ray's retries",
         },

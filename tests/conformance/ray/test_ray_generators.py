@@ -3,6 +3,7 @@ one as natively, and what their code submits ordered with them."""
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,66 @@ def test_generators_are_ordered(run_script: Script) -> None:
     assert done.stdout == "[[0, 1], [0, 1], [0, 1]] None\nc0 c1 a0 a1 b0 b1 \n", done.stderr
     assert "egs: urgent: of a generator the hints max_runtime are not kept" in egs_lines(done)
     assert egs_lines(done)[-1].startswith("egs: ordered 4 GPU tasks")
+
+
+HINTED = """
+ALL = dict(priority=2, max_wait="1h", deadline="2h", stage="streams", flavors=("a100",))
+LOST = dict(preload=[egs.modules("json")], max_runtime="1h", max_gpu_time="1h", grace="1s", gpu_cpus=1)
+
+def seen():
+    held = [ray.get_runtime_context().get_assigned_resources().get(name, 0) for name in ("CPU", "GPU", "memory")]
+    return [*held[:2], held[2] / 2**20]
+
+@ray.remote
+@egs.task(gpus=1, cpus=0.5, memory="64MiB", expect=("0s", "1s", "0s"), **ALL, **LOST)
+def ordered():
+    yield seen()
+    with egs.gpu():
+        yield seen()
+
+@ray.remote
+@egs.task(gpus=1, cpus=0.5, memory="64MiB", expect="1s", gang="pair", **ALL, **LOST)
+def taken():
+    yield seen()
+    yield seen()
+
+def values(found):
+    return [ray.get(value) for value in (ray.get(found) if isinstance(found, ray.ObjectRef) else found)]
+
+pressed, dynamic = dict(_generator_backpressure_num_objects=1), dict(num_returns="dynamic")
+print([values(ordered.remote()) for _ in range(2)])
+print([values(taken.options(**options).remote()) for options in (pressed, dynamic, pressed)])
+print(ray.get(taken.options(num_returns=2).remote()))
+
+@ray.remote(num_cpus=0)
+def on_a_worker():
+    return values(ordered.remote()), values(taken.options(**pressed).remote())
+
+print(ray.get(on_a_worker.remote()))
+"""
+
+
+@pytest.mark.proves("ray hinted script", "gpus", "cpus", "memory")
+def test_hints_of_generators(run_script: Script, tmp_path: Path) -> None:
+    """Needs that only hints state are in Ray's books, of generators that are ordered and of those that pass (back
+    pressure, other kinds of returns), in the script and on a worker, and in the run log. All other hints that are not
+    kept are named, once a function, also that `with egs.gpu():` gives no GPU back."""
+    done = run_script(BEGINNING + HINTED, EGS_MODE="on")
+    assert done.returncode == 0, done.stderr
+    needs = [0.5, 1.0, 64.0]
+    said = [ast.literal_eval(line) for line in done.stdout.splitlines()]
+    assert said == [[[needs] * 2] * 2, [[needs] * 2] * 3, [needs] * 2, ([needs] * 2, [needs] * 2)], done.stderr
+    kept = "deadline, expect, gang, gpu_cpus, grace, max_gpu_time, max_runtime, max_wait, preload, priority, stage"
+    why = "it has no GPU, back pressure or another num_returns, or says itself where it runs, so Ray alone decides"
+    assert egs_lines(done)[:-1] == [
+        "egs: ordered: of a generator the hints preload, grace, gpu_cpus, max_runtime, max_gpu_time are not kept",
+        "egs: ordered: a generator holds its GPUs to its end, outside of `with egs.gpu():`, too",
+        f"egs: taken: its hints {kept} are not kept: {why} about it",
+    ]
+    assert egs_lines(done)[-1].startswith("egs: ordered 3 GPU tasks")
+    tasks = [record for record in read_run(tmp_path / "log.jsonl").records if isinstance(record, TaskAdded)]
+    phases = {record.phases for record in tasks if record.name in ("ordered", "taken")}
+    assert phases == {(("gpu", 0.5, 1.0, 64 * 2**20),)}
 
 
 STREAM = """

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import msgspec
 import ray
 
-from egs_ray import actors
+from egs_ray import actors, functions
 from egs_ray.compat import available
 from egs_ray.gate.preferences import preferred_options
 from egs_ray.gate.ticketing import (
@@ -92,7 +92,7 @@ class Ordering:
         """Make the submission, with a ticket if it is one for the gate. What goes wrong here is told to on_failure, and
         the task goes to Ray as it is; only what Ray itself says of it reaches the user."""
         args, kwargs = args or (), kwargs or {}
-        hints, turn, asked = None, None, options
+        hints, turn, passing, asked = None, None, None, options
         try:
             hints, made = self._twins.hints_of(target), actors.class_behind(target)
             if hints is not None and hints.flavors:
@@ -100,11 +100,16 @@ class Ordering:
             if not self._is_off and (hints is not None or options.get("num_gpus")):
                 turn_of: Callable[..., Turn | None] = self._turn if made is None else self._turn_of_actor
                 turn = turn_of(target, args, kwargs, options, hints, asked)
+                if turn is None and hints is not None:
+                    passing = self._passing_generator(target, options, hints, asked)
+                    options = options if passing is None else {**options, **passing.stated_needs(options)}
         except Exception as error:
             self._on_failure(error)
         if turn is not None:
             return self._submit_with(turn, original, target, args, kwargs, options)
         result = self.submit_lined(original, target, args, kwargs, options)
+        if passing is not None and (task := functions.task_id_of(result)):
+            self.described[task] = passing
         if (gate := self.gate) is not None and not self._is_off:
             self._tell_of_ungated(gate, target, args, kwargs, options, result, hints)
         return result
@@ -171,7 +176,7 @@ class Ordering:
         try:
             found = self._twins.asked_of(target, asked)
             described = None
-            if hints is not None:
+            if hints is not None and found.is_free:
                 described = self._hinted.described(target, hints, options)
             if not (options.get("num_gpus") or described is not None) or not found.is_free:
                 if hints is not None:
@@ -202,6 +207,13 @@ class Ordering:
         except Exception as error:
             self._on_failure(error)
             return None
+
+    def _passing_generator(self, target: Any, options: dict[str, Any], hints: Any, asked: dict[str, Any]) -> Any:
+        """Of a generator that passes, for how its values are taken or where it runs: what it needs by its hints, for
+        Ray was not told; None of all else."""
+        if functions.generator_behind(target) is None or self._twins.asked_of(target, asked).is_free:
+            return None
+        return self._hinted.described_nested(target, hints, options)
 
     def _turn_of_actor(
         self, target: Any, args: Any, kwargs: Any, options: dict[str, Any], hints: Any, asked: dict[str, Any]

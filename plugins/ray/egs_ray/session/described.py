@@ -10,14 +10,17 @@ import msgspec
 
 from egs_core.errors import counted
 from egs_core.graph.columns import GIB, GPU, Shape, TaskOptions
-from egs_core.hints import HINTS, TaskHints
+from egs_core.hints import HINTS, TaskHints, phase_kinds
 from egs_core.notices import warn_once
 from egs_ray import functions
 from egs_ray.payload import Payload, phases_of, task_options
 from egs_ray.submission import Needs
 
 NOT_OF_ACTORS = ("preload", "gang", "grace", "split")
-NOT_OF_GENERATORS = ("preload", "grace", "split", "max_runtime", "max_gpu_time", "max_cost")
+NOT_OF_GENERATORS = ("preload", "grace", "split", "gpu_cpus", "max_runtime", "max_gpu_time", "max_cost")
+ON_ORDER = ("priority", "max_wait", "deadline", "max_runtime", "max_gpu_time", "max_cost", "gang", "preload")
+OF_GENERATORS = ("expect", "stage", "grace", "split", "gpu_cpus")
+"""The hints on order and limits, that of a task which passes are not kept; and the others of a generator."""
 NOTHING = (None, "", 0, (), False)
 Phases = tuple[tuple[int, Shape, float | None], ...]
 
@@ -73,11 +76,19 @@ class Hinted:
         key = tuple(options.get(name) for name in ("num_cpus", "num_gpus", "memory", "num_returns", "max_retries"))
         known = self._described.setdefault(target, {})
         if key not in known:
+            name = functions.name_of(target)
             if functions.generator_behind(target) is None:
                 known[key] = self._describe(target, hints, options)
             else:
-                _warn_of(functions.name_of(target), "a generator", hints, NOT_OF_GENERATORS)
+                _warn_of(name, "a generator", hints, NOT_OF_GENERATORS)
                 known[key] = self.described_nested(target, hints, options)
+                is_split = hints.split is None and len(phase_kinds(functions.generator_behind(target))) > 1
+                if known[key] is not None and is_split:
+                    warn_once(f"{name}: a generator holds its GPUs to its end, outside of `with egs.gpu():`, too")
+            if hints.gang:
+                warn_once(
+                    f"{name}: the hint gang is kept by egs_ray.run only: here nobody knows how many tasks there will be"
+                )
         return known[key]
 
     def described_moving(self, target: Any, hints: TaskHints | None, options: dict[str, Any]) -> Described | None:
@@ -102,7 +113,6 @@ class Hinted:
         has_gpu = any(kind == GPU for kind, _, _ in phases)
         if has_gpu:
             payload.gpus = max(shape.gpu_milli for _, shape, _ in phases) / 1000
-        self._warn_of_lost(functions.name_of(target), hints)
         return found if has_gpu or found.is_shell else None
 
     def described_nested(self, target: Any, hints: TaskHints, options: dict[str, Any]) -> Described | None:
@@ -130,18 +140,16 @@ class Hinted:
         return Described(payload, phases, msgspec.structs.replace(task_options(stated), **plain), is_actor=True)
 
     def warn_of_lost(self, target: Any, hints: TaskHints) -> None:
-        """Of a task that passes as it is: none of its hints is kept."""
-        lost = sorted(_stated(hints))
+        """Of a task that passes as it is: none of its hints is kept, but for a generator's needs."""
+        is_generator = functions.generator_behind(target) is not None
+        lost = sorted(_stated(hints, (*ON_ORDER, *OF_GENERATORS) if is_generator else ON_ORDER))
+        why = "it has no GPU, preload or limit, gives no result, or says itself where it runs"
+        if is_generator:
+            why = "it has no GPU, back pressure or another num_returns, or says itself where it runs"
         if lost:
             warn_once(
-                f"{functions.name_of(target)}: its hints {', '.join(lost)} are not kept: it has no GPU, preload or "
-                "limit, gives no result, or says itself where it runs, so Ray alone decides about it"
-            )
-
-    def _warn_of_lost(self, name: str, hints: TaskHints) -> None:
-        if hints.gang:
-            warn_once(
-                f"{name}: the hint gang is kept by egs_ray.run only: here nobody knows how many tasks there will be"
+                f"{functions.name_of(target)}: its hints {', '.join(lost)} are not kept: {why}, so Ray alone decides "
+                "about it"
             )
 
 
@@ -159,12 +167,11 @@ def _warn_of(name: str, what: str, hints: TaskHints, names: Iterable[str]) -> No
         warn_once(f"{name}: of {what} the hints {', '.join(lost)} are not kept")
 
 
-def _stated(hints: TaskHints) -> list[str]:
-    """The hints on order and limits that a task states."""
+def _stated(hints: TaskHints, names: Iterable[str]) -> list[str]:
+    """Those of the named hints that a task states."""
     default = TaskHints()
-    names = ("priority", "max_wait", "deadline", "max_runtime", "max_gpu_time", "max_cost", "gang", "preload")
-    fields = [HINTS[name].field for name in names]
-    return [name for name, field in zip(names, fields, strict=True) if getattr(hints, field) != getattr(default, field)]
+    fields = {name: HINTS[name].field for name in names}
+    return [name for name, field in fields.items() if getattr(hints, field) != getattr(default, field)]
 
 
 def _first(*values: float | None) -> float:

@@ -207,5 +207,7 @@ class Hints:
             self._hinted = Hinted()
         return self._hinted.described_nested(target, hints, options)
 
+    described_nested = described
+
     def warn_of_lost(self, target: Any, hints: Any) -> None:
         """Drivers say it; what a worker says nobody may read."""
