@@ -73,6 +73,22 @@ def test_who_has_room_waits_for_nobody() -> None:
     assert told(seen(tried("a", 1.0, 1.0, 1.0), tried("b", 1.5, 2.0, 3.0), tried("c", 2.5, 2.6, 9.0), slots=2)) == []
 
 
+def test_of_those_that_got_their_slots_at_one_moment_none_went_first() -> None:
+    """Nor does one of them count as the next of another."""
+    tries = (
+        tried("first", 0.0, 0.0, 4.0),
+        tried("a", 1.0, 5.0, 7.0, weight=11),
+        tried("b", 1.0, 5.0, 7.0, weight=66),
+        tried("c", 1.0, 7.5, 9.0, weight=5),
+    )
+    found = told(seen(*tries, slots=2), {})
+    holds = [(one.t, one.task, one.reason) for one in found if isinstance(one, Held)]
+    assert holds == [(5.0, "c", "pool gpu: b went first by its weight: 66, this one's is 5")]
+    grants = {one.task: one.reason for one in found if isinstance(one, Granted)}
+    assert grants["a"] == "its weight: 11, the next one's is 5"
+    assert grants["b"] == "its weight: 66, the next one's is 5"
+
+
 def test_after_slots_were_kept_for_others_it_is_told_who_holds_them() -> None:
     """In between the log has the hold by which they were kept."""
     kept = KeptSlots("d", "r", "large", -1, "gpu", 1, "reservation", BEGIN_S + 2, BEGIN_S + 4)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
+from itertools import groupby
 
 from egs_airflow.history.kept import held_back
 from egs_airflow.history.records import pool_sizes
@@ -53,25 +54,27 @@ class _Pool:
 
     def records(self, begin_s: float, known_s: Durations | None) -> Iterator[Record]:
         last: tuple[float, int, tuple[str, ...]] | None = None  # who got slots last, and who held some then
-        for at_s, what, n in sorted(self._events()):
-            one, t = self._tries[n], round(max(0.0, at_s - begin_s), 6)
-            place = workload_of(one.dag_id, one.run_id), one.task, 0
-            if what in (END, END_AT_ONCE):
-                self._holders.pop(n, None)
-                self._taken -= one.slots
-            elif what == READY:
-                self._waiting.add(n)
-                heapq.heappush(self._heap, (self._place[n], n))
-                if self._is_full(one):
+        for (at_s, what), at_once in groupby(sorted(self._events()), key=lambda event: event[:2]):
+            numbers = [n for _, _, n in at_once]
+            if what == TAKEN:
+                self._waiting.difference_update(numbers)
+            before = last
+            for n in numbers:
+                one, t = self._tries[n], round(max(0.0, at_s - begin_s), 6)
+                place = workload_of(one.dag_id, one.run_id), one.task, 0
+                if what in (END, END_AT_ONCE):
+                    self._holders.pop(n, None)
+                    self._taken -= one.slots
+                elif what == READY:
+                    self._waiting.add(n)
+                    heapq.heappush(self._heap, (self._place[n], n))
+                if what in (READY, AGAIN) and n in self._waiting and self._is_full(one):
                     yield Held(t, *place, CAPACITY, self._words(one), self._named())
-            elif what == AGAIN:
-                if n in self._waiting and self._is_full(one):
-                    yield Held(t, *place, CAPACITY, self._words(one), self._named())
-            else:
-                self._waiting.discard(n)
-                if last is not None and last[0] > _ready_s(one):
-                    when = round(max(0.0, last[0] - begin_s), 6)
-                    yield Held(when, *place, CAPACITY, self._first(last[1], one), last[2])
+                if what != TAKEN:
+                    continue
+                if before is not None and before[0] > _ready_s(one):
+                    when = round(max(0.0, before[0] - begin_s), 6)
+                    yield Held(when, *place, CAPACITY, self._first(before[1], one), before[2])
                 if known_s is not None:
                     seconds = known_s.get(one.dag_id, {}).get(one.task_id)
                     yield Granted(t, *place, one.number, reason=self._decided(n), estimate_p50_s=seconds)
