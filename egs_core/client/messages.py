@@ -191,7 +191,7 @@ class End(Ask):
     outcome: Literal["succeeded", "failed", "aborted", "evicted"]
     exit_code: Annotated[int, Field(ge=0, le=255)]
     work: Annotated[dict[Unit, Amount], Field(max_length=32)] = {}
-    aside: Annotated[tuple[Process, ...], Field(max_length=MOST_PROCESSES)] = ()
+    aside: Annotated[tuple[Process, ...], Field(max_length=MOST_PROCESSES)] | None = None
 
 
 class Control(Ask):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from egs_core.client.groups import mark_in
@@ -102,9 +102,12 @@ class Snapshot:
         own = [Process(pid=pid, started=table[pid][1]) for pid in sorted(roots)]
         return own + [one for one in _below(roots, table) if one.pid not in roots and one != but]
 
-    def running(self, found: Iterable[Process], aside: Container[Process]) -> list[Process]:
+    def running(self, found: Iterable[Process], aside: Iterable[Process]) -> list[Process]:
         """Without those that are said to be aside, and are stopped."""
-        return [one for one in found if not (one in aside and _state_in(self._seen[one.pid].text) == STOPPED)]
+        said = {(one.pid, one.started) for one in aside}
+        return [
+            one for one in found if (one.pid, one.started) not in said or _state_in(self._seen[one.pid].text) != STOPPED
+        ]
 
 
 def living(named: Iterable[Process], mark: str, but: Process | None = None) -> list[Process]:

@@ -149,6 +149,7 @@ class Supervisor:
                 if news.version < self._version:
                     continue
                 return news
+            self._suspension.stay()
             self._end_on_signal(self._signal(self._loading.step(view.id, view.state)), view)
 
     def _claimed(self, view: c.RunView, lease: c.Lease) -> c.RunView | None:
@@ -172,7 +173,9 @@ class Supervisor:
 
     def _end_if_over(self, view: c.RunView) -> None:
         if view.state == "ended":
-            raise Ended(ABORTED, f"run {view.id} has ended before it started: {view.reason or view.outcome}")
+            when = "while it was put aside" if self._suspension else "before it started"
+            self._forget_activity()
+            raise Ended(ABORTED, f"run {view.id} has ended {when}: {view.reason or view.outcome}")
 
     # --- the command ---
 
@@ -180,6 +183,7 @@ class Supervisor:
         lease = view.lease
         assert lease is not None
         self._run, self._checkpoints, self.flavor = view.id, view.checkpoints, view.flavor
+        link.processes = self._suspension.processes  # before its token: the server knows what is the lease's then
         link.token = lease.token
         if not self._suspension:
             if self._job.idle_s is not None:
@@ -189,7 +193,11 @@ class Supervisor:
             self._group = make_group(lease.mark)
         try:
             while True:
-                child = self._suspension.end(view.id, lease.devices) or self._start(lease, view.gang)
+                child = self._suspension.end(view.id, lease.devices)
+                if not child and self._is_to_end:  # a signal came while it could not go on
+                    code = ABORTED
+                    break
+                child = child or self._start(lease, view.gang)
                 link.processes = tuple(descendants(os.getpid()))
                 try:
                     code = self._watch(child, view, link)
@@ -228,18 +236,20 @@ class Supervisor:
         """The run after the server has heard that nothing of it is left; on a signal its user wants its end."""
         assert view.lease is not None
         token, link.token, link.processes = view.lease.token, 0, ()
-        end = c.End(token=token, outcome="evicted", exit_code=code, aside=self._suspension.processes)
         self._is_evicted = self._is_to_end = False
         while True:
+            end = c.End(token=token, outcome="evicted", exit_code=code, aside=self._suspension.processes or None)
             try:
                 try:
                     found = self._client.end(view.id, end)
                 except Refused as error:
-                    if error.status != 409:
+                    if error.status != 409 and not self._suspension:
                         raise
+                    self._suspension.refused()
                     found = self._client.view(view.id)  # it may have heard that already, and the answer was lost
                 if found.lease is None or found.lease.token != token:
                     self._version = found.version
+                    self._suspension.told()
                     return found
             except Unreachable:
                 pass
@@ -301,7 +311,10 @@ class Supervisor:
 
     @property
     def _has_terminal(self) -> bool:
-        """Whether this is the foreground of a terminal: then the command stays in its group, and hears its keys."""
+        """Whether this is the foreground of a terminal: then the command stays in its group, and hears its keys. Not
+        what may be put aside: a shell's `fg` would let all of the group go on."""
+        if self._job.suspends:
+            return False
         for number in range(3):  # standard input, output, error
             with contextlib.suppress(OSError):
                 return os.tcgetpgrp(number) == os.getpgrp()
@@ -340,6 +353,8 @@ class Supervisor:
                     devices = view.lease.devices if view.lease is not None else ()
                     if may_stay and self._suspension.begin(view.id, news.stop, child, devices):
                         return 0
+                    if may_stay and process(child) is None:  # it has ended by itself meanwhile, and is over
+                        self._is_evicted = False
                     again = "; it starts again when its turn comes" if self._is_evicted else ""
                     self._say(f"run {view.id} has to end: {news.stop}{again}")
                     self._send(signal.SIGTERM, None)
@@ -376,7 +391,7 @@ class Supervisor:
 
     def _wait_for_all(self) -> None:
         while not self._reap(0, None)[1]:
-            self._signal(LOOK_S)
+            self._is_to_end = self._signal(LOOK_S) in ENDING or self._is_to_end
 
     def _send(self, wanted: signal.Signals, pid: int | None) -> None:
         """To one process, or (None) to all of the command."""

@@ -1,12 +1,13 @@
 """A command's processes put aside, off their GPUs, and back where they were: for `egs run --suspend`.
 
     put aside     CUDA's driver takes what each has on GPUs into the host's memory ─► SIGSTOP to all
-    go on         SIGCONT to all ─► the driver puts it back, on the GPUs of the new lease ─► their calls go on
+    go on         SIGCONT to all ─► the driver puts it back, on the same GPUs ─► their calls go on
 
 The driver's own functions do it (`cuCheckpointProcess…` of cuda.h, driver 570 or later), for a process that knows
 nothing of it. While it is aside it has no device open and NVML does not list it; what calls CUDA waits. They are called
 in a process of their own (`python -m egs_core.client.suspending`), so that a driver that hangs holds up nobody else.
-Where a step fails all goes on as it was. Processes that use no GPU are only stopped.
+Where a step fails all goes on as it was. Processes that use no GPU are only stopped. While something is aside a guard,
+another such process, waits for the end of this one, and ends what is aside then.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ import os
 import signal
 import subprocess
 import sys
-import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import psutil
 
-from egs_core.client.messages import Process
-from egs_core.client.processes import descendants, is_stopped
+from egs_core.client.messages import MOST_PROCESSES, Process
+from egs_core.client.processes import descendants, is_alive, is_stopped
 
 LIBRARY = "libcuda.so.1"
 CUDA_FILE = "/dev/nvidia-uvm"
-"""Open in each process that has begun to use CUDA, until the driver has put it aside; not where NVML alone is used."""
+"""Open in each process that has begun to use CUDA, until the driver has put it aside, and in what it has forked."""
 SPARE_BYTES = 1 << 30
 """Of the host's memory, that is to stay free of what comes from GPUs."""
 LOCK_MS = 10_000
@@ -38,6 +39,12 @@ DRIVER_S = 600.0
 """So long the driver may take; it copies some GB a second."""
 ROUNDS = 5
 """So often it is looked for processes that have come, or have begun to use a GPU, meanwhile."""
+STOP_S = 10.0
+"""So long processes may take to stop, and those that wait for a disk do."""
+MOST_REFUSALS = 20
+"""Of the server, half a second apart, until what is aside is given up."""
+RUNNING = 0
+"""A state of the driver's."""
 
 
 class Failed(Exception):
@@ -49,8 +56,8 @@ class Failed(Exception):
 
 
 class Aside(NamedTuple):
-    """What was put aside. child: the command's first process; devices: UUIDs of the GPUs of its lease; users: those of
-    its processes that had some of them."""
+    """What was put aside. child: the command's first process; devices: the GPUs of its lease; users: those of its
+    processes that had some of them."""
 
     child: int
     devices: tuple[str, ...]
@@ -64,6 +71,8 @@ class Suspension:
     def __init__(self, say: Callable[[str], None], kill: Callable[[], None], wait: Callable[[], None]) -> None:
         self._say, self._kill, self._wait = say, kill, wait
         self._aside: Aside | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
+        self._refused = 0
 
     def __bool__(self) -> bool:
         """Whether something is aside."""
@@ -76,6 +85,7 @@ class Suspension:
     def begin(self, run: str, why: str, child: int, devices: Sequence[str]) -> bool:
         """Whether all of the command is off its devices, and stopped."""
         self._say(f"run {run} gives way: {why}; it is put aside, and goes on when its turn comes")
+        self._refused = 0
         try:
             self._aside = put_aside(child, devices)
         except Failed as failed:
@@ -84,11 +94,32 @@ class Suspension:
                 self._kill()
         return bool(self)
 
+    def refused(self) -> None:
+        """The server has seen that something of it runs: somebody has let it go on. After a while all of it ends."""
+        self._refused += 1
+        if self and self._refused < MOST_REFUSALS:
+            _send(signal.SIGSTOP, [one.pid for one in self.processes])
+        elif self:
+            self._aside = None
+            self._kill()
+            self._wait()
+
+    def told(self) -> None:
+        """The server has its GPUs back: from here on what is aside ends with this process, however that ends."""
+        if self._aside is not None:
+            self._guard = _start_guard(self._aside.processes)
+
+    def stay(self) -> None:
+        """What somebody has let go on meanwhile is stopped again."""
+        _send(signal.SIGSTOP, [one.pid for one in self.processes if not is_stopped(one.pid)])
+
     def end(self, run: str, devices: Sequence[str]) -> int:
         """The command's first process where it goes on; else 0, and nothing of it is left."""
         aside, self._aside = self._aside, None
         if aside is None:
             return 0
+        _end_guard(self._guard)
+        self._guard = None
         try:
             go_on(aside, devices)
         except Failed as failed:
@@ -103,52 +134,69 @@ class Suspension:
         """What is aside never goes on."""
         if self:
             self._kill()
+        _end_guard(self._guard)
 
 
 def put_aside(child: int, devices: Sequence[str]) -> Aside:
     """All that is below this process, which is stopped and has no GPU from then on. Raises Failed."""
-    root, aside = os.getpid(), list[int]()
+    root, asked, taken = os.getpid(), set[int](), list[int]()
     try:
         for _ in range(ROUNDS):
-            users = gpu_users(descendants(root))
-            if users:
+            found = descendants(root)
+            if len(found) >= MOST_PROCESSES:
+                raise Failed(f"it has {len(found)} processes and more", is_as_before=True)
+            if users := [pid for pid in _cuda_users(found) if pid not in asked]:
+                if not all(one.startswith("GPU-") for one in devices):
+                    raise Failed(f"of {', '.join(devices)} CUDA's driver takes nothing", is_as_before=True)
                 _check_room(users)
                 _send(signal.SIGCONT, users)  # what is stopped cannot do its part
-                _driver("aside", users)
-                aside += users
+                asked.update(users)
+                taken += _driver("aside", users)
+            _stop(found)
             found = descendants(root)
-            _send(signal.SIGSTOP, [one.pid for one in found if not is_stopped(one.pid)])
-            found = descendants(root)
-            if all(is_stopped(one.pid) for one in found) and not gpu_users(found):
-                return Aside(child, tuple(devices), tuple(found), tuple(aside))
-        raise Failed("new processes of it begin again and again", is_as_before=True)
+            if all(is_stopped(one.pid) for one in found) and asked.issuperset(_cuda_users(found)):
+                break
+        else:
+            raise Failed("new processes of it begin again and again", is_as_before=True)
+        if child not in [one.pid for one in found]:
+            raise Failed("it has ended meanwhile", is_as_before=True)
+        return Aside(child, tuple(devices), tuple(found), tuple(taken))
     except Failed as failed:
         if failed.is_as_before:
-            go_on(Aside(child, (), tuple(descendants(root)), tuple(aside)), ())
+            go_on(Aside(child, tuple(devices), tuple(descendants(root)), tuple(taken)), devices)
         raise
 
 
 def go_on(aside: Aside, devices: Sequence[str]) -> None:
-    """On these GPUs, one for each that it had. Raises Failed: then none of it can be of use."""
-    if aside.users and len(devices) != len(aside.devices):
-        raise Failed(f"it had {len(aside.devices)} GPUs, and has {len(devices)} now", is_as_before=False)
+    """On the same GPUs: what is started later has those that its parent was told. Raises Failed: then none of it can be
+    of use."""
+    if set(devices) != set(aside.devices):
+        raise Failed("its turn has come on another GPU", is_as_before=False)
     _send(signal.SIGCONT, [one.pid for one in aside.processes])
     if aside.users:
-        _driver("back", aside.users, dict(zip(aside.devices, devices, strict=True)))
+        _driver("back", aside.users)
 
 
-def gpu_users(processes: Iterable[Process]) -> list[int]:
-    """Those that have begun to use CUDA, and are not aside."""
-    return [one.pid for one in processes if _uses_cuda(one.pid)]
+def _cuda_users(processes: Iterable[Process]) -> list[int]:
+    """Those that have CUDA's file open: they use it, or a parent of theirs does."""
+    return [one.pid for one in processes if _has_cuda_file(one.pid)]
 
 
-def _uses_cuda(pid: int) -> bool:
+def _has_cuda_file(pid: int) -> bool:
     with contextlib.suppress(OSError):
         for name in os.listdir(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):
                 if os.readlink(f"/proc/{pid}/fd/{name}") == CUDA_FILE:
                     return True
     return False
+
+
+def _stop(processes: Sequence[Process]) -> None:
+    """Until they are, for a while: one that waits for a disk stops when it has been answered."""
+    _send(signal.SIGSTOP, [one.pid for one in processes])
+    until = time.monotonic() + STOP_S
+    while not all(is_stopped(one.pid) or not is_alive(one) for one in processes) and time.monotonic() < until:
+        time.sleep(0.005)
 
 
 def _check_room(pids: Sequence[int]) -> None:
@@ -177,20 +225,45 @@ def _send(wanted: signal.Signals, pids: Iterable[int]) -> None:
             os.kill(pid, wanted)
 
 
-def _driver(action: str, pids: Sequence[int], moved: Mapping[str, str] | None = None) -> None:
-    """Raises Failed."""
-    ask = json.dumps({"action": action, "pids": list(pids), "moved": dict(moved or {})})
+def _begin(*words: str) -> subprocess.Popen[bytes]:
+    """This module in a process of its own, with all GPUs in sight, whatever lies in the folder of the command."""
     environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-    command = [sys.executable, "-m", __name__, ask]
+    command = [sys.executable, "-P", "-m", __name__, *words]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        command, env=environment, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+
+
+def _driver(action: str, pids: Sequence[int]) -> list[int]:
+    """Those of them with which it was done. Raises Failed."""
     try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=DRIVER_S, check=False, process_group=0
-        )
-        told = json.loads(done.stdout.splitlines()[-1])
-    except (subprocess.TimeoutExpired, ValueError, IndexError):
+        asked = _begin(action, *map(str, pids))
+    except OSError as error:
+        raise Failed(f"no process could be started: {error.strerror}", is_as_before=action == "aside") from None
+    try:
+        out = asked.communicate(timeout=DRIVER_S)[0].decode(errors="replace").splitlines()
+    except subprocess.TimeoutExpired:
+        asked.kill()  # and not waited for: the driver may hold it
         raise Failed("CUDA's driver did not answer", is_as_before=False) from None
+    if len(out) < 2:  # before the first call of the driver, or in the midst of them
+        raise Failed("what asks CUDA's driver has ended", is_as_before=not out and action == "aside")
+    told = json.loads(out[-1])
     if told["problem"]:
         raise Failed(told["problem"], is_as_before=told["is_as_before"])
+    return list(told["done"])
+
+
+def _start_guard(processes: Iterable[Process]) -> subprocess.Popen[bytes] | None:
+    with contextlib.suppress(OSError):
+        return _begin("guard", *[f"{one.pid}:{one.started}" for one in processes])
+    return None
+
+
+def _end_guard(guard: subprocess.Popen[bytes] | None) -> None:
+    if guard is not None:
+        guard.kill()
+        guard.communicate()
 
 
 # --- what runs in a process of its own ---
@@ -198,19 +271,6 @@ def _driver(action: str, pids: Sequence[int], moved: Mapping[str, str] | None = 
 
 class _LockArgs(ctypes.Structure):
     _fields_ = (("timeout_ms", ctypes.c_uint), ("reserved0", ctypes.c_uint), ("reserved1", ctypes.c_uint64 * 7))
-
-
-class _Pair(ctypes.Structure):
-    _fields_ = (("old", ctypes.c_ubyte * 16), ("new", ctypes.c_ubyte * 16))
-
-
-class _RestoreArgs(ctypes.Structure):
-    _fields_ = (
-        ("pairs", ctypes.POINTER(_Pair)),
-        ("count", ctypes.c_uint),
-        ("reserved", ctypes.c_char * (52 - ctypes.sizeof(ctypes.c_void_p))),
-        ("reserved1", ctypes.c_uint64),
-    )
 
 
 class _Refused(Exception):
@@ -228,14 +288,19 @@ def _call(cuda: ctypes.CDLL, name: str, pid: int, arguments: ctypes.Structure | 
         raise _Refused(f"CUDA's driver refused it for process {pid}: {said} ({name.lower()})")
 
 
-def _aside(cuda: ctypes.CDLL, pids: Sequence[int]) -> tuple[str, bool]:
-    """What went wrong, "" for nothing, and whether all go on as before then."""
+def _is_running(cuda: ctypes.CDLL, pid: int) -> bool:
+    """Whether it uses CUDA itself; one that has but inherited CUDA's file has no state there."""
+    function, state = getattr(cuda, "cuCheckpointProcessGetState", None), ctypes.c_int(-1)
+    return function is None or (not function(ctypes.c_int(pid), ctypes.byref(state)) and state.value == RUNNING)
+
+
+def _aside(cuda: ctypes.CDLL, pids: Sequence[int]) -> dict[str, Any]:
     locked, taken = list[int](), list[int]()
     try:
-        for pid in pids:
+        for pid in [one for one in pids if _is_running(cuda, one)]:
             _call(cuda, "Lock", pid, _LockArgs(timeout_ms=LOCK_MS))
             locked.append(pid)
-        for pid in pids:
+        for pid in locked:
             _call(cuda, "Checkpoint", pid)
             taken.append(pid)
     except _Refused as refused:
@@ -245,37 +310,48 @@ def _aside(cuda: ctypes.CDLL, pids: Sequence[int]) -> tuple[str, bool]:
             for pid in locked:
                 _call(cuda, "Unlock", pid)
         except _Refused as again:
-            return f"{refused}; {again}", False
-        return str(refused), True
-    return "", True
+            return {"problem": f"{refused}; {again}", "is_as_before": False}
+        return {"problem": str(refused), "is_as_before": True}
+    return {"problem": "", "done": taken}
 
 
-def _back(cuda: ctypes.CDLL, pids: Sequence[int], moved: Mapping[str, str]) -> tuple[str, bool]:
-    pairs = (_Pair * len(moved))(*[_Pair(_bytes(old), _bytes(new)) for old, new in moved.items()])
-    arguments = _RestoreArgs(pairs=pairs, count=len(moved)) if moved else None
+def _back(cuda: ctypes.CDLL, pids: Sequence[int]) -> dict[str, Any]:
     try:
-        for pid in pids:
-            _call(cuda, "Restore", pid, arguments)
-        for pid in pids:
-            _call(cuda, "Unlock", pid)
+        for name in ("Restore", "Unlock"):
+            for pid in pids:
+                _call(cuda, name, pid)
     except _Refused as refused:
-        return str(refused), False
-    return "", True
+        return {"problem": str(refused), "is_as_before": False}
+    return {"problem": "", "done": list(pids)}
 
 
-def _bytes(device: str) -> ctypes.Array[ctypes.c_ubyte]:
-    return (ctypes.c_ubyte * 16)(*uuid.UUID(device.removeprefix("GPU-")).bytes)
+def _ask(action: str, pids: Sequence[int]) -> dict[str, Any]:
+    try:
+        cuda = ctypes.CDLL(LIBRARY)
+    except OSError:
+        return {"problem": "there is no CUDA driver here", "is_as_before": action == "aside"}
+    cuda.cuInit(0)
+    return _aside(cuda, pids) if action == "aside" else _back(cuda, pids)
+
+
+def _watch_over(names: Sequence[str]) -> None:
+    """Until whoever has started this is gone; then these end, whatever session they are of. One that is killed for it
+    as well leaves nothing to do."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    sys.stdin.buffer.read()
+    for name in names:
+        pid, _, started = name.partition(":")
+        if is_alive(Process(pid=int(pid), started=int(started))):
+            _send(signal.SIGKILL, [int(pid)])
 
 
 def main(words: Sequence[str]) -> None:
-    ask = json.loads(words[0])
-    problem, is_as_before = "there is no CUDA driver here", True
-    with contextlib.suppress(OSError):
-        cuda = ctypes.CDLL(LIBRARY)
-        cuda.cuInit(0)
-        done = _aside(cuda, ask["pids"]) if ask["action"] == "aside" else _back(cuda, ask["pids"], ask["moved"])
-        problem, is_as_before = done
-    print(json.dumps({"problem": problem, "is_as_before": is_as_before}))
+    action, *names = words
+    if action == "guard":
+        _watch_over(names)
+        return
+    print("begun", flush=True)
+    print(json.dumps(_ask(action, [int(one) for one in names])))
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ from egs_core.server.devices import strangers
 from egs_core.server.logic import Watch
 from egs_core.server.runs import Known, Offer
 from egs_core.server.watching.readings import Readings
+from egs_core.validation_words import problem_of
 
 LOG = logging.getLogger("uvicorn.error")
 END = re.compile(r"/v1/runs/([^/]+)/end")
@@ -191,13 +192,13 @@ class Agent:
         """What is left of a run whose end is told."""
         try:
             ask = c.End.model_validate_json(body)
-        except ValidationError:
-            return ""
+        except ValidationError as error:  # of a newer client, whose processes nobody would have looked for
+            return f"this host's agent cannot read that: {problem_of(error.errors()[0])}"
         now = h.Watches.model_validate_json(self._post("report", h.Report(session=self._session, number=0)))
         for view in now.watches:
             if (view.run, view.token) == (run, ask.token):
                 there = Snapshot()
-                left = there.running(there.living(view.named, view.mark, view.supervisor), ask.aside)
+                left = there.running(there.living(view.named, view.mark, view.supervisor), ask.aside or ())
                 return f"processes of its lease still run: {left[0].pid}" if left else ""
         return ""
 

@@ -351,7 +351,7 @@ def _end(logic: SiteLogic, who: Principal, run: str, ask: c.End, there: Snapshot
     watch = logic.watch(who, run)
     if watch is not None and there is not None and watch.token == ask.token:
         living = there.living([one.asked() for one in watch.named], watch.mark, watch.supervisor.asked())
-        left = there.running(living, ask.aside)
+        left = there.running(living, ask.aside or ())
         if left:
             raise Refusal(409, f"processes of its lease still run: {left[0].pid}")
     return logic.end(who, run, ask)

@@ -20,7 +20,7 @@ from tests.unit.server.served import UNTIL, content
 
 COUNTS = """
 import os, subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
 open(sys.argv[1] + ".pids", "w").write(f"{os.getpid()} {child.pid}")
 number = 0
 while not os.path.exists(sys.argv[2]):
@@ -44,12 +44,16 @@ def site(tmp_path: Path) -> Iterator[RealSite]:
 
 
 class Low:
-    """A run that counts, and has a process below it; it exits with 7 once it may."""
+    """A run that counts, and has a process of another session below it; it exits with 7 once it may. In its folder is
+    what must not be taken for a module of Python's own."""
 
     def __init__(self, site: RealSite, folder: Path) -> None:
+        project = folder / "project"
+        project.mkdir()
+        (project / "json.py").write_text("raise SystemExit('this is the user\\'s own json')")
         self.file, self.go, self.site = folder / "low", folder / "low.go", site
         words = ("--gpus", "1", "--suspend", "--name", "low", "--", sys.executable, "-c", COUNTS)
-        self.run = site.run(*words, str(self.file), str(self.go))
+        self.run = site.run(*words, str(self.file), str(self.go), folder=project)
         wait_for(lambda: self.count, "it counts")
         self.pids = [int(pid) for pid in (folder / "low.pids").read_text().split()]
 
@@ -69,12 +73,14 @@ def high(site: RealSite, folder: Path) -> Path:
 
 @pytest.mark.slow
 def test_it_stands_still_and_goes_on_in_the_same_processes(site: RealSite, tmp_path: Path) -> None:
-    """Both of its processes are stopped while the other has the GPU; then its count goes on from where it was, in its
-    first try, and its exit code is its own."""
+    """Both of its processes are stopped while the other has the GPU, also after somebody has let them go on; then its
+    count goes on, in its first try, and its exit code is its own."""
     low = Low(site, tmp_path)
     go = high(site, tmp_path)
     assert [is_stopped(pid) for pid in low.pids] == [True, True]
     stood = low.count
+    os.kill(low.pids[0], signal.SIGCONT)  # somebody lets it go on
+    wait_for(lambda: is_stopped(low.pids[0]), "it is stopped again")
     go.touch()
     wait_for(lambda: low.count > stood, "it counts on")
     assert content(low.file).split()[1] == "1"
@@ -98,6 +104,31 @@ def test_what_is_aside_ends_with_its_run(site: RealSite, tmp_path: Path, how: st
     wait_for(lambda: not any(_is_there(pid) for pid in low.pids), "its processes have ended")
     assert low.run.wait(60) in (143, -9)
     go.touch()
+
+
+@pytest.mark.slow
+def test_on_another_gpu_it_is_started_again(tmp_path: Path) -> None:
+    """What it would start later has the GPU that its parent was told, which is somebody else's by then."""
+    two = RealSite(tmp_path / "two", gpus=2)
+    try:
+        two.start()
+        first = two.run(
+            "--gpus", "1", "--", sys.executable, "-c", UNTIL, str(tmp_path / "a"), str(tmp_path / "a.go"), "0"
+        )
+        wait_for(lambda: content(tmp_path / "a"), "one GPU is held")
+        low = Low(two, tmp_path)
+        go = high(two, tmp_path)
+        assert content(tmp_path / "high") != content(tmp_path / "a")
+        (tmp_path / "a.go").touch()
+        assert first.wait(60) == 0
+        wait_for(lambda: content(low.file).endswith(" 2"), "it is started again")
+        assert not any(_is_there(pid) for pid in low.pids)
+        low.go.touch()
+        go.touch()
+        assert low.run.wait(60) == 7
+        assert "its turn has come on another GPU" in low.run.communicate()[1]
+    finally:
+        two.close()
 
 
 def _is_there(pid: int) -> bool:
