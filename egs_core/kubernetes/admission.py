@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -78,9 +79,11 @@ def _priority(spec: Object, rules: Rules) -> Patch:
     return found
 
 
-def review_of(request: Object, patch: Patch) -> dict[str, Any]:
-    """The answer to an AdmissionReview: always allowed."""
+def review_of(request: Object, patch: Patch, warnings: Sequence[str] = ()) -> dict[str, Any]:
+    """The answer to an AdmissionReview: always allowed. warnings: what whoever makes the pod is shown."""
     response: dict[str, Any] = {"uid": text(part(request, "request"), "uid"), "allowed": True}
+    if warnings:
+        response["warnings"] = [f"EGS: {one}" for one in warnings]
     if patch:
         response |= {"patchType": "JSONPatch", "patch": base64.b64encode(json.dumps(patch).encode()).decode()}
     return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}

@@ -386,11 +386,16 @@ def _where(spec: Object) -> str:
 
 def hints_of(notes: Object) -> Object:
     """What compilers write of a task, from its annotations; empty where that cannot be read."""
+    return object_of(text(notes, names.HINTS)) or {}
+
+
+def object_of(stated: str) -> Object | None:
+    """An object of JSON; None where it is none."""
     try:
-        found = json.loads(text(notes, names.HINTS) or "{}")
+        found = json.loads(stated)
     except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def length_s(stated: object) -> float | None:

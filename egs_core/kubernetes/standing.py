@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 from egs_core.kubernetes import names
+from egs_core.kubernetes.faults import faults_of
 from egs_core.kubernetes.pods import Object, Pod, items, moment, part, pod_of, text
 
 WAITS, PAUSED, HELD, QUEUED, OPENED, RUNS, ENDED = "waits", "paused", "held", "queued", "opened", "runs", "ended"
@@ -93,7 +94,7 @@ def _facts(pod: Pod, raw: Object) -> list[str]:
         found.append(f"said at {moment(pod.waits_at)}")
     if pod.is_leaving:
         found.append("it is being deleted")
-    return found
+    return found + (faults_of(raw) if pod.is_ours else [])
 
 
 def _scheduler(raw: Object) -> str:

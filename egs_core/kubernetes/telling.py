@@ -73,6 +73,8 @@ def texts(
         elif pod.uid in places:
             reason = why(pod.uid)
             words = "it waits for its turn" if reason is None else _WORDS.get(reason.kind, reason.kind)
+            if pod.gang and reason is not None and reason.kind == "infeasible":
+                words = "its gang has no room together, even if nothing else were there"
             after = "" if pod.rank_s is None else f"; its run takes {pod.rank_s:.0f} s from its start on"
             text = f"place {places[pod.uid]} of {len(order)}: {words}{after}"
         else:

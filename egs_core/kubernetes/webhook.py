@@ -19,6 +19,7 @@ from egs_core.kubernetes import names
 from egs_core.kubernetes.admission import Patch, Rules, is_served, patch_of, review_of
 from egs_core.kubernetes.certificate import RENEW_S, load_into, new_certificate
 from egs_core.kubernetes.cluster import CLAIM_TEMPLATES, JSON_PATCH, PRIORITY_CLASSES, WEBHOOKS, ApiError, Cluster
+from egs_core.kubernetes.faults import faults_of
 from egs_core.kubernetes.pods import Object, part, text
 from egs_core.kubernetes.tiers import claimed
 
@@ -80,6 +81,7 @@ class Webhook:
     def answer(self, review: dict[str, Any]) -> dict[str, Any]:
         """To an AdmissionReview."""
         patch: Patch = []
+        warnings: list[str] = []
         request = part(review, "request")
         if self.is_healthy and text(request, "operation") == "CREATE":
             rules = self._rules if self._has_class else Rules(self._rules.release_by_s)
@@ -87,12 +89,15 @@ class Webhook:
             patch = patch_of(pod, rules, self._cluster.now())
             claim, about = self._claim(pod, text(request, "namespace"), is_tried=bool(request.get("dryRun")))
             patch += claim
+            warnings = faults_of(pod) if is_served(pod) else []
             if patch and not request.get("dryRun"):
                 meta = part(pod, "metadata")
                 name = text(meta, "name") or text(meta, "generateName")
                 paths = ", ".join(str(one["path"]) for one in patch)
-                self._say(f"pod {text(request, 'namespace')}/{name}: {paths}{about}")
-        return review_of(review, patch)
+                self._say(
+                    f"pod {text(request, 'namespace')}/{name}: {paths}{about}{''.join(f'; {one}' for one in warnings)}"
+                )
+        return review_of(review, patch, warnings)
 
     def _claim(self, pod: Object, namespace: str, *, is_tried: bool) -> tuple[Patch, str]:
         """A claim in the place of the pod's limit, once its template is there; none where that cannot be made."""

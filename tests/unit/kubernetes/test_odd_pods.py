@@ -11,10 +11,15 @@ import pytest
 pytest.importorskip("kubernetes", reason="the client of Kubernetes is not installed")
 
 from egs_core.cli.app import run
+from egs_core.engine.messages import Reason
 from egs_core.graph.columns import Shape
 from egs_core.kubernetes import names
+from egs_core.kubernetes.admission import Rules
+from egs_core.kubernetes.cluster import Cluster
 from egs_core.kubernetes.pods import Pod, pod_of, shape_of
 from egs_core.kubernetes.stuck import Stuck
+from egs_core.kubernetes.telling import texts
+from egs_core.kubernetes.webhook import Webhook
 from tests.unit.kubernetes.controlled import controlled
 from tests.unit.kubernetes.emulated_api import EmulatedApi
 from tests.unit.kubernetes.made_pods import node, pod
@@ -109,3 +114,60 @@ def test_who_gets_no_node() -> None:
     assert looked(stuck, 40.0, refused) == []  # the time begins anew
     assert looked(stuck, 60.0, refused, granted=False) == []
     assert looked(stuck, 75.0, refused) == []
+
+
+def review(raw: dict[str, Any]) -> dict[str, Any]:
+    return {"request": {"uid": "u", "operation": "CREATE", "namespace": "team", "object": raw}}
+
+
+@pytest.mark.parametrize(
+    ("stated", "says"),
+    [
+        ({"rank": "high"}, 'egs.io/rank: "high" is no number of seconds'),
+        ({"predicted": "2h"}, 'egs.io/predicted-s: "2h" is no number of seconds'),
+        (
+            {"gang": "g", "labels": {names.GANG_SIZE: "2"}},
+            "egs.io/gang-size is a label here",
+        ),
+        ({"gang": "g"}, "egs.io/gang is without the annotation egs.io/gang-size: its pods start one by one"),
+        ({"gang": "g", "size": "four"}, 'egs.io/gang-size: "four" is no number of pods'),
+        ({"notes": {names.RANK: "9"}}, "egs.io/rank is an annotation here, and has to be a label"),
+        ({"notes": {names.HINTS: "{priority: 3}"}}, 'egs.io/hints: "{priority: 3}" is no object of JSON'),
+        ({"hints": {"priority": "urgent"}}, "priority in egs.io/hints is no number from -499 to 499"),
+        ({"notes": {names.RELEASE_BY: "tomorrow"}}, 'egs.io/release-by: "tomorrow" is no moment'),
+        ({"notes": {names.RUN_LIMITS: '{"max_runtme": "2h"}'}}, "egs.io/run-limits: max_runtme is no limit"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_read_is_said_to_who_made_the_pod(
+    api: EmulatedApi, capsys: pytest.CaptureFixture[str], stated: dict[str, Any], says: str
+) -> None:
+    """The webhook answers with it as a warning, and gates the pod all the same; `egs kubernetes why` says it, too. A
+    pod of the same kind with nothing wrong has neither."""
+    plain = pod("plain", gate=False, rank=9, predicted=5, gang="g", size=2, hints={"priority": 3, "max_runtime_s": 60})
+    raw = pod("odd", gate=False, **stated)
+    said: list[str] = []
+    hook = Webhook(Cluster(api.kubeconfig), Rules(), ["hook"], lambda: True, said.append, ("127.0.0.1", 0))
+    hook.start()
+    try:
+        response, other = (hook.answer(review(one))["response"] for one in (raw, plain))
+    finally:
+        hook.stop()
+    assert response["patch"]
+    assert other["patch"]
+    assert "warnings" not in other
+    assert len(response["warnings"]) == 1
+    assert response["warnings"][0].startswith(f"EGS: {says}")
+    assert any(says in line for line in said)
+    api.add("pods", raw)
+    assert run(["kubernetes", "why", "odd", "-n", "team", "--kubeconfig", str(api.kubeconfig)]) == 0
+    assert says in capsys.readouterr().out
+
+
+def test_a_gang_that_fits_nowhere_together_says_so() -> None:
+    """Each of its pods would fit a node: to say that none could take it would send its user to the wrong place."""
+    member, alone = (pod_of(one) for one in (pod("m", uid="m", gang="g", size=8), pod("a", uid="a")))
+    why = {uid: Reason(uid, "ready", "infeasible") for uid in "ma"}
+    found = texts([member, alone], ["m", "a"], {(member.run, "g"): 8}, why.get)
+    assert found["m"] == "place 1 of 2: its gang has no room together, even if nothing else were there"
+    assert found["a"] == "place 2 of 2: no node could ever take it"
