@@ -27,7 +27,7 @@ def changed(before: Mapping[str, object], now: Mapping[str, object]) -> list[str
     """Keys of what is another object than before, or new; then of what is gone."""
     found = [*compress(now, map(is_not, now.values(), map(before.get, now)))]
     if len(now) - sum(key not in before for key in found) < len(before):
-        found += [key for key in before if key not in now]
+        found += sorted(before.keys() - now.keys())
     return found
 
 

@@ -46,8 +46,9 @@ from egs_core.kubernetes.writing import Writers
 
 STEP_S = 1.0
 HEALTHY_S = 10.0
-OPENING, OPENING_S = 4.0, 5.0
-"""What is granted is opened for so many times as long as the step has taken before, and for no longer than this."""
+OPENING, LEAST_OPENING_S, OPENING_S = 4.0, 0.2, 5.0
+"""What is granted is opened for so many times as long as the step has taken before, but for that long at least, so that
+there are few looks in a second, and for no longer than that."""
 PLACED_S = 0.02
 FORBIDDEN = "ApiError: 403"
 REFUSALS = (403, 422)
@@ -278,7 +279,7 @@ class Controller:
         opened: dict[str, Pod] = {}
         pods = ChainMap(opened, looked.ordered)
         order = session.order() if settings.ahead else []
-        until = time.monotonic() + min(OPENING * spent_s, OPENING_S)
+        until = time.monotonic() + min(max(OPENING * spent_s, LEAST_OPENING_S), OPENING_S)
         while self.leader.leads and not self._ended.is_set():
             granted = session.unopened()
             found = gates.releases(
