@@ -142,6 +142,12 @@ def _probe_autoscaler() -> bool:
     return all(hasattr(ray_constants, name) for name in names) and all(callable(call) for call in calls)
 
 
+def _probe_idle() -> bool:
+    from ray._private import state
+
+    return callable(state.available_resources_per_node)
+
+
 def _probe_waits() -> bool:
     import inspect
 
@@ -218,6 +224,13 @@ FEATURES = Features(
         _probe_groups,
         "none: placement groups are made as they are asked for",
         "placement groups with GPUs, so trials of Tune and workers of Train, have no turn",
+    ),
+    Feature(
+        "idle",
+        "ray._private.state.available_resources_per_node",
+        _probe_idle,
+        "ray.available_resources, for all nodes together",
+        "where EGS believes that a task is on another node than Ray, a group over several nodes may wait longer",
     ),
     Feature(
         "waits",

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from egs_core.runlog.io import read_run
+from egs_core.runlog.records import Started, TaskAdded
 from tests.conformance.ray.conftest import _python_path
 
 pytestmark = pytest.mark.long
@@ -172,6 +174,65 @@ finally:
 """
 
 
+# A driver alone. While one node is full no group has its turn that needs both; while each has a GPU left it has, though
+# the driver's engine, which is not told where Ray has put the two tasks, may believe them on one node.
+ALONE = """
+import json, os, sys, tempfile, time
+import ray
+from ray.cluster_utils import Cluster
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+import egs_core as egs
+
+folder = tempfile.mkdtemp(dir=sys.argv[1])
+small = dict(object_store_memory=80_000_000)
+cluster = Cluster(True, head_node_args=dict(num_cpus=1, include_dashboard=False, temp_dir=sys.argv[1], **small))
+for rack in ("r0", "r1"):
+    cluster.add_node(num_cpus=2, num_gpus=2, labels={"rack": rack}, **small)
+seen = {}
+
+def holding(rack):
+    @ray.remote(num_gpus=1, num_cpus=0)
+    @egs.task(flavors=(f"rack={rack}",))
+    def holds():
+        open(f"{folder}/{rack}", "w").close()
+        while not os.path.exists(f"{folder}/go"):
+            time.sleep(0.05)
+        return ray.get_runtime_context().get_node_id()
+    return holds
+
+@ray.remote(num_gpus=1, num_cpus=0)
+def task():
+    return "ran"
+
+try:
+    ray.init(cluster.address, log_to_driver=False)
+    held = placement_group([{"GPU": 1}] * 2, strategy="STRICT_PACK")    # one node is full, the other one has two GPUs
+    ray.get(held.ready(), timeout=120)
+    apart = placement_group([{"GPU": 1}] * 2, strategy="STRICT_SPREAD")
+    ready = apart.ready()
+    seen["early"] = len(ray.wait([ready], timeout=6)[0])
+    seen["beside"] = ray.get(task.remote(), timeout=120)
+    seen["removed"] = time.time()
+    remove_placement_group(held)
+    ray.get(ready, timeout=120)
+    seen["nodes"] = len(set(placement_group_table(apart)["bundles_to_node_id"].values()))
+    remove_placement_group(apart)
+    tasks = [holding(rack).remote() for rack in ("r0", "r1")]
+    deadline = time.monotonic() + 120
+    while len(os.listdir(folder)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    beside = placement_group([{"GPU": 1}] * 2, strategy="STRICT_SPREAD")
+    seen["has its turn"] = beside.wait(60)
+    open(f"{folder}/go", "w").close()
+    seen["held"] = len(set(ray.get(tasks, timeout=120)))
+    remove_placement_group(beside)
+    print(json.dumps(seen))
+finally:
+    ray.shutdown()
+    cluster.shutdown()
+"""
+
+
 def outcome_of(source: str, folder: Path, **environment: str) -> tuple[dict[str, object], str]:
     """What a script says that starts a cluster of its own."""
     (folder / "script.py").write_text(source)
@@ -230,3 +291,19 @@ def test_bundles_on_nodes_of_their_own(tmp_path: Path) -> None:
     seen, errors = outcome_of(SPREAD, tmp_path, **on)
     assert seen == {"early": 0, "beside": "ran", "still": 0, "nodes": 2, "too many": False}, errors
     assert "egs: ordered 1 GPU tasks and 2 placement groups" in errors
+
+
+def test_bundles_on_nodes_of_their_own_of_a_driver_alone(tmp_path: Path) -> None:
+    """STRICT_SPREAD with EGS_GATE=local, on the same nodes. While one is full the group has no turn, though two GPUs
+    are idle for seconds, and a task that comes later runs. When Ray has put a task on each node, the group has the GPUs
+    that are left, while both run."""
+    on = {"RAY_RUNTIME_ENV_HOOK": "egs_ray.hook", "EGS_MODE": "on", "EGS_GATE": "local"}
+    seen, errors = outcome_of(ALONE, tmp_path, **on)
+    removed_s = seen.pop("removed")
+    assert seen == {"early": 0, "beside": "ran", "nodes": 2, "has its turn": True, "held": 2}, errors
+    run = read_run(tmp_path / "log.jsonl")
+    names = {record.task: record.name for record in run.records if isinstance(record, TaskAdded)}
+    began = [one.t for one in run.records if isinstance(one, Started) and names[one.task] == "placement-group"]
+    assert len(began) == 6, began
+    assert isinstance(removed_s, float)
+    assert sorted(began)[2] + run.header.started_at >= removed_s, (began, removed_s)

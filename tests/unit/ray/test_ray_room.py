@@ -5,7 +5,16 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from egs_ray.session.room import CALM_REVIEWS, IDLE_REVIEWS, MOST_AHEAD, MOST_TOGETHER, Place, Room
+from egs_ray.session.room import (
+    CALM_REVIEWS,
+    IDLE_REVIEWS,
+    MOST_AHEAD,
+    MOST_TOGETHER,
+    SOMEWHERE,
+    Place,
+    Room,
+    Wanted,
+)
 from egs_ray.submission import Needs
 
 FIT = Needs("fit", 1.0, 1.0, 0)
@@ -21,7 +30,7 @@ def test_as_many_tickets_as_gpus() -> None:
     room = Room([row("a", 2.0), row("b", 1.0), row("c", 4.0, alive=False)])
     assert sorted(room.changes()) == [("a", 2), ("b", 1)]
     assert list(room.changes()) == []
-    room.review([row("a", 2.0), row("b", 1.0, alive=False)], 0.0, math.inf)
+    room.review([row("a", 2.0), row("b", 1.0, alive=False)])
     assert list(room.changes()) == [("b", 0)]
 
 
@@ -103,17 +112,50 @@ def test_how_long_the_queue_of_ray_lasts() -> None:
 
 
 def test_an_idle_gpu_lets_the_next_try() -> None:
-    """A GPU that idles in Ray's books while a task waits at the gate gives it a ticket more, taken back in calm."""
-    rows = [row("a", 1.0), row("b", 2.0)]
-    room = Room(rows)
-    assert sorted(room.changes()) == [("a", 1), ("b", 2)]
-    for _ in range(IDLE_REVIEWS - 1):
-        room.review(rows, 1.0, 1.0)
-        assert list(room.changes()) == []
-    room.review(rows, 0.5, 1.0)  # not enough for it: that was no idling
+    """A GPU that idles in Ray's books while a task waits at the gate gives it a ticket more where that GPU is, taken
+    back in calm. Where Ray does not tell where it is: on the largest node."""
+    rows, one, two = [row("a", 2.0), row("b", 1.0)], [Wanted((1.0,))], [Wanted((2.0,))]
+    for idle_at, node, gpus in (({"b": 1.0, "a": 0.0}, "b", 1), ({SOMEWHERE: 1.0}, "a", 2)):
+        room = Room(rows)
+        assert sorted(room.changes()) == [("a", 2), ("b", 1)]
+        for _ in range(IDLE_REVIEWS - 1):
+            room.review(rows, one, idle_at)
+            assert list(room.changes()) == []
+        room.review(rows, two, idle_at)  # not enough for it: that was no idling
+        for _ in range(2):
+            room.review(rows, one, idle_at, 0.5)  # half of it is for what starts
+        for _ in range(IDLE_REVIEWS):
+            room.review(rows, [*two, *one], idle_at)
+        assert list(room.changes()) == [(node, gpus + 1)]
+        assert room.tickets == 4
+        for _ in range(2 * CALM_REVIEWS):
+            room.review(rows, (), idle_at)
+        assert list(room.changes()) == [(node, gpus)]
+
+
+def test_a_group_may_try_where_all_of_it_is_idle() -> None:
+    """What waits for GPUs on two nodes does not try while they are idle on one of them, and then on both; one that
+    must be on one node not while they are on two. Nothing is given that it could not have at once."""
+    rows = [row("a", 2.0), row("b", 2.0)]
+    apart, close = Wanted((1.0, 1.0), is_apart=True, is_group=True), Wanted((2.0,), is_group=True)
+    anywhere = Wanted((1.0, 1.0, 1.0), is_group=True)
+    cases = [
+        (apart, {"a": 2.0}, {}),
+        (apart, {"a": 1.0, "b": 1.0}, {"a": 3, "b": 3}),
+        (close, {"a": 1.0, "b": 1.0}, {}),
+        (close, {"b": 2.0}, {"b": 4}),
+        (anywhere, {"a": 1.5, "b": 1.5}, {}),
+        (anywhere, {"a": 1.0, "b": 2.0}, {"a": 3, "b": 4}),
+        (apart, {SOMEWHERE: 2.0}, {"a": 4}),
+    ]
+    for wanted, idle_at, given in cases:
+        room = Room(rows)
+        list(room.changes())
+        for _ in range(IDLE_REVIEWS):
+            room.review(rows, [wanted], idle_at)
+        assert dict(room.changes()) == given, (wanted, idle_at)
+    gone = Room(rows)
     for _ in range(IDLE_REVIEWS):
-        room.review(rows, 2.0, 2.0)
-    assert list(room.changes()) == [("b", 4)]
-    for _ in range(2 * CALM_REVIEWS):
-        room.review(rows, 2.0, math.inf)
-    assert list(room.changes()) == [("b", 2)]
+        gone.review(rows, [apart], {"a": 1.0, "b": 1.0})
+    gone.review([row("a", 2.0), row("b", 2.0, alive=False)])
+    assert (gone.extra, gone.tickets) == (1, 3)

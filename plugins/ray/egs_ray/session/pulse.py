@@ -4,17 +4,18 @@ for tasks with tickets, and what an autoscaler is told of them."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import ray
 
 from egs_ray import submitting
+from egs_ray.compat import available
 from egs_ray.demand import DEMAND, bundles_of_tasks, cluster_grows, may_ask
 from egs_ray.session.grown import Grown
 from egs_ray.session.line import Line
-from egs_ray.session.room import Room
+from egs_ray.session.room import SOMEWHERE, Room, Wanted
 from egs_ray.session.session import Session
 from egs_ray.session.tasks import WITH_TICKET, Job
 from egs_ray.session.tickets import Tickets
@@ -73,17 +74,17 @@ class Pulse:
                 self._site.do(self._tickets.live)  # by the holder's thread: its life is what the tickets depend on
                 self._tickets.open_if_silent()
                 if self._is_awaited() or self._demand:
-                    nodes, free = ray.nodes(), ray.available_resources().get("GPU", 0.0)
-                    self._site.do(partial(self.review, nodes, free))
+                    nodes, idle_at = ray.nodes(), idle_gpus()
+                    self._site.do(partial(self.review, nodes, idle_at))
                 self._tell_autoscaler()
             except Exception as error:
                 self._fail(error)
                 return
 
-    def review(self, nodes: list[dict[str, Any]], free_gpus: float) -> None:
+    def review(self, nodes: list[dict[str, Any]], idle_at: Mapping[str, float]) -> None:
         """What Ray's books say now. What a ticket was given for a moment ago is not idle but starting."""
         if self._room.is_exact and not self._room.grows:  # there is nothing to find out that needs the site
-            self._room.review(nodes, 0.0, float("inf"))
+            self._room.review(nodes)
             self._session.offer()
             return
         now, jobs = self._site.now(), [job for job in self._books.unfinished if job.ticket]
@@ -92,8 +93,7 @@ class Pulse:
         ready = [job for job in waits if statuses[job].status in WAITS]
         since = {job: self._line.since(job) for job in jobs}
         starting = sum(job.gpus for job, at_s in since.items() if at_s is not None and now - at_s < STARTING_S)
-        wanted = min((job.gpus for job in ready), default=float("inf"))
-        self._room.review(nodes, free_gpus - starting, wanted)
+        self._room.review(nodes, self._wanted(ready), idle_at, starting)
         self._session.offer()
         if self._room.grows:
             for job in ready:
@@ -103,8 +103,21 @@ class Pulse:
                     self._went(self._tickets.open(job.ticket))  # Ray says why no node can run it
             open_ = [self._needs(job) for job in jobs if job in self._line]
             there = sum(row["Resources"].get("GPU", 0.0) for row in nodes if row["Alive"])
-            others = there - free_gpus - sum(needs.gpus for needs in open_)
+            others = there - sum(idle_at.values()) - sum(needs.gpus for needs in open_)
             self._demand = bundles_of_tasks([*open_, *map(self._needs, ready)], others)
+
+    def _wanted(self, ready: Iterable[Job]) -> Iterator[Wanted]:
+        """By each task, and by each group as a whole."""
+        groups: dict[str, list[Job]] = {}
+        for job in ready:
+            if job.gang:
+                groups.setdefault(job.gang, []).append(job)
+            else:
+                yield Wanted((job.gpus,))
+        for members in groups.values():
+            options = self._books.converted.graph.options_of(members[0].index)
+            sizes = tuple(job.gpus for job in members)
+            yield Wanted((sum(sizes),) if options.gang_same else sizes, bool(options.gang_apart), is_group=True)
 
     def _needs(self, job: Job) -> Needs:
         return self._tickets.needs_of(job.ticket, job.gpus)
@@ -117,3 +130,12 @@ class Pulse:
             DEMAND.want("gate", self._demand)
             if DEMAND.is_refused:
                 raise RuntimeError("no nodes for tasks with tickets: another program sends requests to the autoscaler")
+
+
+def idle_gpus() -> dict[str, float]:
+    """GPUs that nobody holds in Ray's books, by node."""
+    if not available("idle"):
+        return {SOMEWHERE: ray.available_resources().get("GPU", 0.0)}
+    from ray._private.state import available_resources_per_node
+
+    return {name: free["GPU"] for name, free in available_resources_per_node().items() if free.get("GPU")}

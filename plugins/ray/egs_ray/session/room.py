@@ -5,8 +5,9 @@
 ahead     of tasks so short that the way of a ticket (some milliseconds) counts, that many more wait in Ray's own queue.
           Of longer ones none does: what is in that queue keeps its place there.
 extra     Ray's books show an idle GPU while tasks wait at the gate: those let through wait for something else (CPUs, a
-          value, a foreign task), so the next may try. This also ends any wait of one task for another that the gate
-          knows nothing of.
+          value, a foreign task), or Ray has placed them elsewhere than the gate believes, so the next may try, where
+          that GPU is. This also ends any wait of one task for another that the gate knows nothing of. A group may try
+          when its bundles could be placed at once, by its strategy, on the GPUs that are idle.
 together  of such short tasks as many go with one ticket as the GPUs do in TOGETHER_S: a ticket costs more than they
           take. How long they take is measured with what the gate adds, so these are rather fewer.
 """
@@ -14,7 +15,8 @@ together  of such short tasks as many go with one ticket as the GPUs do in TOGET
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -39,6 +41,39 @@ class _Node(msgspec.Struct):
     memory_bytes: int
 
 
+SOMEWHERE = ""
+"""Where GPUs are idle of which Ray does not tell where."""
+NOWHERE: Mapping[str, float] = MappingProxyType({})
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """The GPUs that what waits needs to start: each of these on one node, and, if they are apart, on one of its own.
+    is_group: it starts as a whole."""
+
+    sizes: tuple[float, ...]
+    is_apart: bool = False
+    is_group: bool = False
+
+    @property
+    def gpus(self) -> float:
+        """In all."""
+        return sum(self.sizes)
+
+    def fits(self, idle_at: Mapping[str, float]) -> bool:
+        """Whether it could start with these. Of a task alone nobody asks: it may try, and Ray says why it waits."""
+        if not self.is_group or SOMEWHERE in idle_at:
+            return True
+        left, sizes = sorted(idle_at.values(), reverse=True), sorted(self.sizes, reverse=True)
+        if self.is_apart:
+            return len(left) >= len(sizes) and all(one >= size for one, size in zip(left, sizes, strict=False))
+        for size in sizes:
+            at = next((number for number, one in enumerate(left) if one >= size), None)
+            if at is None:
+                return False
+            left[at] -= size
+        return True
+
+
 class Place(msgspec.Struct, frozen=True):
     """Not on the nodes `unfit`; is_spread: on each of the others in turn."""
 
@@ -60,7 +95,7 @@ class Room:
         its turn."""
         self.grows, self.is_exact = grows, is_exact
         self.ahead = 0
-        self.extra = 0
+        self._extra: list[str] = []  # a node for each, the latest last
         self._mean_s: float | None = None
         self._means_s: dict[Needs, float] = {}
         self._idle = 0
@@ -72,6 +107,11 @@ class Room:
     def gpus(self) -> int:
         """Of all nodes."""
         return sum(node.gpus for node in self._nodes.values())
+
+    @property
+    def extra(self) -> int:
+        """See the module; on all nodes."""
+        return len(self._extra)
 
     @property
     def tickets(self) -> int:
@@ -113,10 +153,9 @@ class Room:
 
     def changes(self) -> Iterator[tuple[str, int]]:
         """Nodes with a new number of tickets."""
-        largest = max(self._nodes, key=lambda name: self._nodes[name].gpus, default="")
         for name in {**self._offered, **self._nodes}:
             gpus = self._nodes[name].gpus if name in self._nodes else 0
-            devices = gpus * (1 + self.ahead) + (self.extra if name == largest else 0)
+            devices = gpus * (1 + self.ahead) + self._extra.count(name)
             if self._offered.get(name) != devices:
                 self._offered[name] = devices
                 yield name, devices
@@ -144,21 +183,40 @@ class Room:
         of_each_gpu = min(MOST_TOGETHER, TOGETHER_S / max(seconds, 1e-6))
         return max(1, int(of_each_gpu * self.gpus / needs.gpus)) if of_each_gpu > 1.0 else 1
 
-    def review(self, rows: list[dict[str, Any]], free_gpus: float, wanted_gpus: float) -> None:
-        """What Ray's books say. wanted_gpus: the least that a ready task at the gate needs; infinite: none waits."""
+    def review(
+        self,
+        rows: list[dict[str, Any]],
+        waits: Iterable[Wanted] = (),
+        idle_at: Mapping[str, float] = NOWHERE,
+        starting_gpus: float = 0.0,
+    ) -> None:
+        """What Ray's books say. waits: what each that is ready at the gate wants; idle_at: GPUs that nobody holds, by
+        node; starting_gpus: of these, for what was let go a moment ago."""
         self._nodes = _nodes(rows)
+        self._extra = [name for name in self._extra if name in self._nodes]
         if self.is_exact:
             return
-        if free_gpus >= wanted_gpus:
+        wanted = min((one for one in waits if one.fits(idle_at)), key=lambda one: one.gpus, default=None)
+        if wanted is not None and sum(idle_at.values()) - starting_gpus >= wanted.gpus:
             self._idle, self._calm = self._idle + 1, 0
         else:
             self._idle, self._calm = 0, self._calm + 1
-        if self._idle >= IDLE_REVIEWS:
-            self.extra += math.ceil(wanted_gpus)
+        if wanted is not None and self._idle >= IDLE_REVIEWS:
+            self._add(wanted, idle_at)
             self._idle = 0
-        elif self.extra and self._calm >= CALM_REVIEWS:
-            self.extra -= 1
+        elif self._extra and self._calm >= CALM_REVIEWS:
+            self._extra.pop()
             self._calm = 0
+
+    def _add(self, wanted: Wanted, idle_at: Mapping[str, float]) -> None:
+        """Each of its parts where so many GPUs are idle and the fewest were added, else on the largest node."""
+        added: set[str] = set()
+        for size in sorted(wanted.sizes, reverse=True):
+            idle = [name for name, free in idle_at.items() if free >= size and name in self._nodes]
+            largest = max(self._nodes, key=lambda name: self._nodes[name].gpus, default=SOMEWHERE)
+            name = min(idle, key=lambda name: (name in added, self._extra.count(name), -idle_at[name]), default=largest)
+            added.add(name)
+            self._extra += [name] * math.ceil(size)
 
 
 def _has(node: _Node, needs: Needs) -> bool:
