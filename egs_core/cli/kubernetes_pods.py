@@ -72,8 +72,9 @@ def why(
             if error.status != 404:
                 raise
             raise InputError(f"{where}/{pod}", "no such pod", "egs kubernetes ps -A lists them") from None
-    if not pod_of(raw).is_ours:
-        raise InputError(f"{where}/{pod}", f"EGS does not order it: it has no label {names.WORKLOAD}")
+    if not (listed := pod_of(raw)).is_ours:
+        gated = f", and its gate {names.GATE} is opened at its release-by time only" if listed.is_gated else ""
+        raise InputError(f"{where}/{pod}", f"EGS does not order it: it has no label {names.WORKLOAD}{gated}")
     found = standing_of(raw)
     if as_json:
         typer.echo(msgspec.json.encode(found).decode())

@@ -216,7 +216,7 @@ class Controller:
         looked.look(everything, self._workflows.items().values())
         if has_counted := self._limiting.is_due(looked.limited, now):
             self._limiting.look(looked.runs, looked.limited, now)
-        self._open(looked.overdue(now), in_line=True)
+        self._open([*looked.overdue(now), *self._strays(looked, now)], in_line=True)
         try:
             self._order_gates(looked, nodes, now)
             self._note("engine", "")
@@ -235,6 +235,13 @@ class Controller:
             self._queues.order(looked.in_queues, lambda: self.leader.leads)
             if self._multikueue is not None:
                 self._multikueue.look(self._queues, looked.all, now, lambda: self.leader.leads)
+
+    def _strays(self, looked: Looked, now: float) -> list[gates.Opening]:
+        """Nobody orders what has the gate and no label: it is said, and gated for no longer than the rest."""
+        only, strays = self._settings.namespaces, looked.strays.values()
+        found = [pod for pod in strays if not only or pod.namespace in only]
+        self._note("gate", gates.stray(found))
+        return gates.overdue(found, now, self._settings.longest_s)
 
     def _nothing_looked(self) -> Looked:
         """What comes next is looked at anew."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
+from egs_core.kubernetes import names
 from egs_core.kubernetes.pods import Pod
 
 STUCK_S = 5.0
@@ -100,6 +101,13 @@ def soonest_due(pod: Pod, longest_s: float) -> float:
 def stranded(pods: Iterable[Pod]) -> list[Opening]:
     """The gates of pods that no node could ever take, in the order in which these were made."""
     return [Opening(pod, NOWHERE) for pod in sorted(pods, key=lambda one: (one.created, one.uid)) if pod.is_gated]
+
+
+def stray(pods: Iterable[Pod]) -> str:
+    """What to say of pods that have the gate and not the label by which they would be ordered; "": of none."""
+    first = min((f"{pod.namespace}/{pod.name}" for pod in pods), default="")
+    lacks = f"has the gate {names.GATE} without the label {names.WORKLOAD}"
+    return first and f"{first} {lacks}: nobody orders it, and it is opened at its release-by time"
 
 
 def queued(pods: Iterable[Pod]) -> list[Opening]:

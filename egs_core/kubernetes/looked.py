@@ -32,7 +32,8 @@ class Looked:
 
     All by uid. all: what is listed, without what stands in; what is not served has no run. ordered: the same, where
     what is in a queue of Kueue has no run either. served: of runs; in_queues: those of them in queues of Kueue, queued:
-    and behind their gates; unplaced: those of the others that are open and have no node. runs: what is served as it is
+    and behind their gates; unplaced: those of the others that are open and have no node. strays: what has the gate and
+    no label, of all namespaces. runs: what is served as it is
     listed, by run; limited: the same, where a pod states limits."""
 
     def __init__(self, serves: Callable[[Pod], bool], stands_in: Callable[[Pod], bool], longest_s: float) -> None:
@@ -45,6 +46,7 @@ class Looked:
         self.queued: dict[str, Pod] = {}
         self.unplaced: dict[str, Pod] = {}
         self.stand_ins: dict[str, Pod] = {}
+        self.strays: dict[str, Pod] = {}
         self.runs: dict[str, dict[str, Pod]] = {}
         self.limited: dict[str, dict[str, Pod]] = {}
         self._pausing: dict[str, dict[str, Pod]] = {}  # by run, what says that something is paused
@@ -90,6 +92,8 @@ class Looked:
         move(self._of_workflows, self._workflow_of(before), self._workflow_of(pod), uid, pod)
         stands_in = pod is not None and self._stands_in(pod)
         _set(self.stand_ins, uid, pod if stands_in else None)
+        is_stray = pod is not None and pod.is_gated and not (pod.run or pod.node)
+        _set(self.strays, uid, pod if is_stray else None)
         _set(self._listed, uid, pod)
         if pod is None or (stands_in and run is None):
             return None

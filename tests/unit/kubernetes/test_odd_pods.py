@@ -171,3 +171,21 @@ def test_a_gang_that_fits_nowhere_together_says_so() -> None:
     found = texts([member, alone], ["m", "a"], {(member.run, "g"): 8}, why.get)
     assert found["m"] == "place 1 of 2: its gang has no room together, even if nothing else were there"
     assert found["a"] == "place 2 of 2: no node could ever take it"
+
+
+def test_a_gate_without_the_label_is_said_and_opened_in_the_end(
+    api: EmulatedApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its author has written the gate and forgotten the label: nobody orders it, so it would wait for ever where only a
+    controller runs. One line names it, `egs kubernetes why` says it, and its release-by time holds."""
+    stray, late = pod("stray", labels={names.WORKLOAD: ""}), pod("late", notes={names.RELEASE_BY: OLD})
+    del late["metadata"]["labels"][names.WORKLOAD]
+    for one in (node("n1"), stray, late):
+        api.add("nodes" if one["kind"] == "Node" else "pods", one)
+    said: list[str] = []
+    with controlled(api, says="gate: team/", said=said):
+        api.until(lambda: api.opened() == ["late"])
+        api.until(lambda: any("gate: team/stray has the gate egs.io/order without the label" in line for line in said))
+        assert api.gated() == {"stray"}
+    assert run(["kubernetes", "why", "stray", "-n", "team", "--kubeconfig", str(api.kubeconfig)]) == 2
+    assert "its gate egs.io/order is opened at its release-by time only" in capsys.readouterr().err
