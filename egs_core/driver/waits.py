@@ -40,7 +40,7 @@ class Class(msgspec.Struct, eq=False):
     asked_at: float = float("-inf")
 
 
-class Wait(msgspec.Struct, eq=False):
+class Waiter(msgspec.Struct, eq=False):
     """A phase whose `Ready` is written. written: how many changes of its class are. A paused one is told of none."""
 
     attempt: int
@@ -55,7 +55,7 @@ class WaitRecords:
     def __init__(self, state: State, explain: Explain, emit: Callable[[int, r.Record], None], names: Names) -> None:
         self._state, self._explain, self._emit, self._names = state, explain, emit, names
         self._classes: dict[Hashable, Class] = {}
-        self._waits: dict[int, Wait] = {}
+        self._waits: dict[int, Waiter] = {}
         self._had_reasons = False
 
     def after(self, event: m.Event, now: float) -> None:
@@ -118,7 +118,7 @@ class WaitRecords:
         if now - one.asked_at >= ASK_AGAIN_S and (len(one.waiting) == 1 or self._had_reasons or self._reasons_change()):
             self._ask(one, now)
         self._emit(number, r.Held(ready_at, *names, *one.changes[-1][1:]))
-        self._waits[phase] = Wait(attempt, one, len(one.changes))
+        self._waits[phase] = Waiter(attempt, one, len(one.changes))
         if phase in state.paused:
             self._pause(phase, self._waits[phase], now)
 
@@ -169,12 +169,12 @@ class WaitRecords:
             wait.is_paused, wait.written = False, len(wait.of.changes)
             self._tell(phase, now, *wait.of.changes[-1][1:])
 
-    def _pause(self, phase: int, wait: Wait, now: float) -> None:
+    def _pause(self, phase: int, wait: Waiter, now: float) -> None:
         self._catch_up(phase, wait)
         wait.is_paused = True
         self._tell(phase, now, "paused", self._explain(self._state.task_of[phase]).text)
 
-    def _catch_up(self, phase: int, wait: Wait) -> None:
+    def _catch_up(self, phase: int, wait: Waiter) -> None:
         if wait.is_paused:
             return
         for at, kind, text, waiting_for in wait.of.changes[wait.written :]:
