@@ -12,6 +12,7 @@ it. What goes wrong is said in one line, and the command is started as without.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -33,6 +34,8 @@ SOON_S = 30.0
 SLOWEST_LOOK_S, UNORDERED_LOOK_S, NEVER_S = 30.0, 5.0, 60.0
 MARK_ROOM = 200  # bytes, for the lease's mark in the process's first environment
 CHUNK = 1 << 16
+END_S, END_LOOK_S = 5.0, 0.005
+"""For so long the end of a killed process is waited for: one that reads from a disk that does not answer has none."""
 DEFAULTS = (signal.SIGPIPE, signal.SIGXFSZ)
 """Signals that Python ignores, and a command would inherit that."""
 
@@ -100,7 +103,7 @@ class Loading:
             return None
         if process.has_ended():
             self._tell(process.why_not() or "its process has ended")
-            process.close()
+            process.end()
             return None
         if group is not None:
             for pid in (process.pid, *[one.pid for one in descendants(process.pid)]):
@@ -160,7 +163,7 @@ class Loading:
             if "here" not in self._trial.said():
                 self._give_up(f"{self._command[0]} does not run what it finds by PYTHONPATH as sitecustomize")
                 return NEVER_S
-            self._trial.end()
+            self._trial.close()
             self._trial, self._process = None, self._hooked(self._command, is_trial=False)
         except OSError as error:
             self._give_up(f"{self._command[0]}: {error.strerror}")
@@ -246,7 +249,7 @@ class _Hooked:
         return next((line.removeprefix("not ") for line in self.said() if line.startswith("not ")), "")
 
     def has_ended(self) -> bool:
-        """Then its number is nobody's any more."""
+        """Then its number may be another's."""
         if not self._has_ended:
             try:
                 self._has_ended = os.waitpid(self.pid, os.WNOHANG)[0] == self.pid
@@ -255,10 +258,11 @@ class _Hooked:
         return self._has_ended
 
     def end(self) -> None:
-        if not self.has_ended():
-            os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
-            self._has_ended = True
+        """With all that it has started; also of one that has ended by itself and has left something."""
+        _kill_all(self.pid)
+        until = time.monotonic() + END_S
+        while not self.has_ended() and time.monotonic() < until:
+            time.sleep(END_LOOK_S)
         self.close()
 
     def close(self) -> None:
@@ -267,3 +271,30 @@ class _Hooked:
 
     def _send(self, parts: list[str]) -> None:
         self._ours.send(b"\0".join(os.fsencode(part) for part in parts))
+
+
+def _kill_all(pid: int) -> None:
+    """This child of ours, what is below it, and what is of its group. They are stopped first, so that none starts
+    another meanwhile, or leaves its children to us, where nothing tells them from others."""
+    stopped: list[int] = []
+    while found := [one for one in _all_of(pid) if one not in stopped]:
+        _send_to(found, signal.SIGSTOP)
+        stopped += found
+    _send_to(stopped, signal.SIGKILL)
+
+
+def _all_of(pid: int) -> list[int]:
+    """Of our descendants alone: where this one has ended, its number may be a stranger's."""
+    below = {pid, *(one.pid for one in descendants(pid))}
+    found = []
+    for one in descendants(os.getpid()):
+        with contextlib.suppress(ProcessLookupError):
+            if one.pid in below or os.getpgid(one.pid) == pid:
+                found.append(one.pid)
+    return found
+
+
+def _send_to(pids: Iterable[int], wanted: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, wanted)

@@ -81,7 +81,7 @@ class Snapshot:
         self._seen: dict[int, _Seen] = {}
         for pid in _pids():
             seen, text = known.get(pid), _stat_text(pid)
-            if seen is None or seen.text != text:
+            if seen is None or seen.text != text or seen.mark.startswith(UNGIVEN):
                 stat = _stat_in(text)
                 if stat is None:
                     continue
@@ -171,15 +171,19 @@ def _read(pid: int, name: str) -> bytes:
 
 
 def _mark(pid: int) -> str:
-    """Of its environment, else of its control group; "" where there is none, or neither can be read."""
+    """Of its environment, else of its control group; "" where there is none, or neither can be read. One that was
+    forked before a mark was written over UNGIVEN shows that for ever, and may be in a lease's group."""
+    found = ""
     with contextlib.suppress(OSError):
         environment = _read(pid, "environ")
         begin = (b"\0" + environment).find(_VARIABLE)
         if begin >= 0:
-            return environment[begin + len(_VARIABLE) - 1 :].partition(b"\0")[0].decode(errors="replace")
+            found = environment[begin + len(_VARIABLE) - 1 :].partition(b"\0")[0].decode(errors="replace")
+            if not found.startswith(UNGIVEN):
+                return found
     with contextlib.suppress(OSError):
-        return mark_in(_read(pid, "cgroup").decode(errors="replace"))
-    return ""
+        return mark_in(_read(pid, "cgroup").decode(errors="replace")) or found
+    return found
 
 
 def _below(roots: set[int], table: dict[int, _Stat]) -> list[Process]:

@@ -16,9 +16,11 @@ import sys
 import time
 
 FAILED, INTERRUPTED = 120, 130
+SIGKILL = 9  # without the module `signal`
 CLOCK_NS = 20000000  # by so much a file's time of change may be earlier than the change
 MOST_BYTES = 1 << 20  # of a message
 NVIDIA = "/dev/nvidia"
+DRIVER = b"/libcuda.so"  # CUDA's runtime loads it with its first call
 MARK = b"EGS_LEASE="
 ENV_BEGIN, ENV_END = 47, 48  # in `/proc/PID/stat`, from the state on
 
@@ -53,7 +55,7 @@ def _heard(handle: int) -> bytes:
     """The next message. Without one nobody is there any more."""
     found = os.read(handle, MOST_BYTES)
     if not found:
-        os._exit(FAILED)
+        _leave(FAILED)
     return found
 
 
@@ -67,7 +69,21 @@ def _end(handle: int, reason: BaseException) -> None:
         words = str(reason) if isinstance(reason, _Unfit) else type(reason).__name__ + ": " + str(reason)
         _tell(handle, "not " + words[:1000])
     finally:
-        os._exit(INTERRUPTED if isinstance(reason, KeyboardInterrupt) else FAILED)
+        _leave(INTERRUPTED if isinstance(reason, KeyboardInterrupt) else FAILED)
+
+
+def _leave(code: int) -> None:
+    """End, and with it what imports have started, which is of this process's group. Never returns."""
+    try:
+        try:  # noqa: SIM105 -- without the module `contextlib`
+            os.setpgid(0, os.getpgid(os.getppid()))
+        except OSError:
+            pass  # `egs run` is gone, and nobody asks for the code
+        os.killpg(os.getpid(), SIGKILL)
+    except OSError:
+        pass  # it has started none
+    finally:
+        os._exit(code)
 
 
 def _hide(own_path: bytes) -> None:
@@ -109,7 +125,7 @@ def _load(handle: int, names: "list[str]", first: str) -> None:
     if is_put:
         sys.path.remove(first)
     if _has_cuda():
-        raise _Unfit("what is imported initialises CUDA, which would see no GPU later either")
+        raise _Unfit("what is imported initialises CUDA, or asks it for GPUs, and would see no GPU later either")
     stamps = _stamps(known)
     changed = [name for name, (changed_ns, _) in stamps.items() if changed_ns >= since_ns]
     if changed:
@@ -125,7 +141,7 @@ def _load(handle: int, names: "list[str]", first: str) -> None:
     for variable in variables:
         key, _, value = variable.partition(b"=")
         os.environb[key] = value
-    _tell(handle, "begun")
+    _tell(handle, "begun")  # fails where `egs run` is gone: a server that saw no mark yet may have taken its lease back
     os.close(handle)
 
 
@@ -146,9 +162,13 @@ def _stamp(name: str) -> "tuple[int, int] | None":
 
 
 def _has_cuda() -> bool:
+    """Also where that was tried in vain, as `torch.cuda.is_available()` does: it would not be tried again."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         return True
+    with open("/proc/self/maps", "rb") as file:
+        if DRIVER in file.read():
+            return True
     for number in os.listdir("/proc/self/fd"):
         try:
             if os.readlink("/proc/self/fd/" + number).startswith(NVIDIA):

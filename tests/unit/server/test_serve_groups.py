@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from egs_core.client import groups
-from egs_core.client.processes import Snapshot
+from egs_core.client.processes import LEASE_VARIABLE, UNGIVEN, Snapshot
 from tests.unit.server.real_site import PATIENCE_S, RealSite, wait_for
 from tests.unit.server.served import HOLDS, content, shared_site
 
@@ -56,6 +56,29 @@ def test_what_is_started_inside_is_known_and_ends_at_once(group: groups.LeaseGro
     finally:
         outside.kill()
         outside.wait(PATIENCE_S)
+
+
+FORKS = "import os, sys, time; child = os.fork(); child and print(child, flush=True); time.sleep(3600)"
+
+
+def test_what_was_forked_before_a_mark_was_written_is_known_by_its_group(group: groups.LeaseGroup) -> None:
+    """A process shows that it is to get a mark, and so does what is forked from it, where none is ever written over
+    that: once both are in the group they are found, also by a look that remembers and though they have done nothing."""
+    begun = subprocess.Popen([sys.executable, "-c", FORKS], env={LEASE_VARIABLE: UNGIVEN}, stdout=subprocess.PIPE)
+    try:
+        assert begun.stdout is not None
+        pids = [begun.pid, int(begun.stdout.readline())]
+        mark = group.path.name.removeprefix(groups.PREFIX)
+        before = Snapshot()
+        assert before.living((), mark) == []
+        assert {one.pid for one in before.living((), UNGIVEN)} == set(pids)
+        for pid in pids:
+            group.take(pid)
+        assert {one.pid for one in Snapshot(before).living((), mark)} == set(pids)
+    finally:
+        group.kill()
+        begun.kill()
+        begun.communicate(timeout=PATIENCE_S)
 
 
 def test_what_a_killed_one_left_is_taken_away(group: groups.LeaseGroup) -> None:
