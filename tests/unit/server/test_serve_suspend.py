@@ -72,6 +72,7 @@ def high(site: RealSite, folder: Path) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.proves("egs run", "preempt")
 def test_it_stands_still_and_goes_on_in_the_same_processes(site: RealSite, tmp_path: Path) -> None:
     """Both of its processes are stopped while the other has the GPU, also after somebody has let them go on; then its
     count goes on, in its first try, and its exit code is its own."""
