@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from egs_core.client.processes import PROC, descendants
+from egs_core.client.processes import PROC, parents
 
 FOLDER = "EGS_DEVICE_FOLDER"
 """Environment variable: where device files are, if not in /dev. For tests on machines without a GPU."""
@@ -58,15 +58,18 @@ def devices_of(roots: Mapping[int, str], users: Mapping[str, Collection[int]]) -
     used = {device: [pid for pid in pids if uses_cuda(pid)] for device, pids in users.items()}
     if not any(used.values()):
         return {}
-    owner = dict(roots)
-    for root, name in roots.items():
-        for one in descendants(root):
-            owner.setdefault(one.pid, name)
+    owner = {pid: _owner(pid, roots) for pids in used.values() for pid in pids}
     found: dict[str, list[str]] = {}
     for device, pids in used.items():
-        for name in {owner.get(pid) or roots.get(_group(pid), "") for pid in pids} - {""}:
+        for name in {owner[pid] for pid in pids} - {""}:
             found.setdefault(name, []).append(device)
     return {name: tuple(sorted(devices)) for name, devices in found.items()}
+
+
+def _owner(pid: int, roots: Mapping[int, str]) -> str:
+    """Of the nearest root: only those few processes are looked up, not all of the host's."""
+    above = next((one for one in (pid, *parents(pid)) if one in roots), 0)
+    return roots.get(above or _group(pid), "")
 
 
 def uses_cuda(pid: int) -> bool:

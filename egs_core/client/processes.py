@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from egs_core.client.groups import mark_in
@@ -62,6 +62,14 @@ def is_stopped(pid: int) -> bool:
 def descendants(pid: int) -> list[Process]:
     """All processes below this one, parents first."""
     return _below({pid}, _table())[:MOST_PROCESSES]
+
+
+def parents(pid: int) -> Iterator[int]:
+    """All processes above this one, the nearest first."""
+    seen = {pid}
+    while (found := _stat(pid)) is not None and (pid := found[0]) not in seen | {0}:  # numbers may be taken meanwhile
+        seen.add(pid)
+        yield pid
 
 
 class _Seen(NamedTuple):

@@ -54,8 +54,12 @@ def has_home() -> bool:
     """Whether an Airflow is set up here. Where none is, importing Airflow's configuration would write one."""
     if any(name.startswith("AIRFLOW__") for name in os.environ):
         return True
-    home = Path(os.environ.get("AIRFLOW_HOME", "~/airflow")).expanduser()
-    return Path(os.environ.get("AIRFLOW_CONFIG", home / "airflow.cfg")).expanduser().exists()
+    return Path(os.environ.get("AIRFLOW_CONFIG", airflow_home() / "airflow.cfg")).expanduser().exists()
+
+
+def airflow_home() -> Path:
+    """The folder of the Airflow that is set up here, or would be."""
+    return Path(os.environ.get("AIRFLOW_HOME", "~/airflow")).expanduser()
 
 
 def _callable(module: str, *names: str) -> bool:

@@ -105,7 +105,8 @@ def watch(ring: Callable[[], object]) -> Callable[[], None]:
     def undo() -> None:
         ActivitySubprocess.wait, ActivitySubprocess._handle_request = wait, handle
         ActivitySubprocess._monitor_subprocess = monitor
-        del ActivitySubprocess._service_subprocess  # it is its base's
+        with suppress(AttributeError):  # another one's undo was here: of two executors in one scheduler
+            del ActivitySubprocess._service_subprocess  # it is its base's
 
     ActivitySubprocess.wait, ActivitySubprocess._handle_request = prepared, handled
     ActivitySubprocess._monitor_subprocess, ActivitySubprocess._service_subprocess = monitored, serviced

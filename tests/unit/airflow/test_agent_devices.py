@@ -31,6 +31,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str, ...]]:
     known: dict[str, tuple[str, ...]] = {"old": ("GPU-a",), "new": ("GPU-b",)}
     processes = [TaskProcess(1, "old", time.time() - 60), TaskProcess(2, "new", time.time() + PATIENCE_S)]
     monkeypatch.setattr(devices_module, "task_processes", lambda: processes)
+    monkeypatch.setattr(devices_module, "is_of_user", lambda *_: True)
     monkeypatch.setattr(devices_module, "LOOK_S", 0.02)
 
     def devices_of(roots: dict[int, str], _users: object) -> dict[str, tuple[str, ...]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +17,7 @@ import psutil
 import pytest
 
 from egs_airflow.agent import processes
-from egs_airflow.agent.processes import TaskProcess, end_processes, is_there, task_processes
+from egs_airflow.agent.processes import TaskProcess, end_processes, is_of_user, is_there, task_processes
 
 TASK = """
 import os, signal, subprocess, sys, time
@@ -127,3 +129,38 @@ def _gone(process: psutil.Process) -> None:
 def _kill(process: psutil.Process) -> None:
     with suppress(psutil.NoSuchProcess):
         process.kill()
+
+
+NOBODY, OTHER = 65534, 65533
+TITLED = 'exec -a "airflow worker -- {name}" cat'
+
+
+@pytest.mark.skipif(os.getuid() != 0 or shutil.which("setpriv") is None, reason="starts processes of other users")
+def test_a_title_alone_makes_nobodys_process_a_task() -> None:
+    """Of Airflow's user is what runs as that user, or was started for it by root, as `sudo` does for `run_as_user`; not
+    what another user calls so, below a daemon of root's or below a shell, nor a setuid program that one has started."""
+    become = "setpriv --clear-groups --reuid {user} {command}; true"
+    titled = f"bash -c {shlex.quote(TITLED)}"
+    own = become.format(user=NOBODY, command=titled)
+    inner = become.format(user=OTHER, command=titled)
+    # as sudo does: of another real user, below one of root's or none, which one of Airflow's has started
+    as_airflow = f"setpriv --clear-groups --ruid {NOBODY} bash -p -c {{}}; true"
+    replaced = as_airflow.format(shlex.quote(inner))
+    by_sudo = as_airflow.format(shlex.quote(f"setpriv --ruid 0 bash -c {shlex.quote(inner)}; true"))
+    setuid = f"setpriv --clear-groups --ruid {OTHER} bash -p -c {shlex.quote(TITLED)}; true"
+    for script, of_nobody, of_root in (
+        (own, True, False),
+        (inner, False, False),
+        (by_sudo, True, False),
+        (replaced, True, False),
+        (setuid, False, False),
+        (titled + "; true", False, True),
+    ):
+        name = str(uuid.uuid4())
+        command = ["bash", "-c", script.replace("{name}", name)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE):  # whose end ends all of them
+            until = time.monotonic() + WAIT_S
+            while not (found := [one.pid for one in task_processes() if one.instance == name]):
+                assert time.monotonic() < until
+                time.sleep(0.02)
+            assert [is_of_user(found[0], user) for user in (NOBODY, 0)] == [of_nobody, of_root], script

@@ -7,6 +7,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,8 @@ import pytest
 
 pytest.importorskip("airflow.executors.local_executor", reason="apache-airflow is not installed")
 
-from egs_airflow.executors import bell, waking
+from egs_airflow import compat
+from egs_airflow.executors import bell, reading, waking
 from egs_airflow.executors.local import EgsLocalExecutor
 from egs_airflow.executors.reading import End
 from egs_airflow.executors.waking import GIVE_WAY_S, Manners
@@ -151,14 +153,59 @@ def test_it_waits_for_a_moment_and_a_part_of_the_time_only() -> None:
     assert first_s >= GIVE_WAY_S
     assert executor.own._manners.again_s - begin_s > 3.9 * GIVE_WAY_S
     begin_s = time.process_time()
-    with executor.own._manners.waiting(1, follows=False) as until_s:
+    with executor.own._manners.waiting({A}, follows=False) as until_s:
         assert until_s <= time.monotonic()
-    with executor.own._manners.waiting(1, follows=True) as until_s:
-        assert until_s > time.monotonic()
-    for tasks in (0, waking.MOST_TASKS):
+    for tasks in (set[bytes](), {bytes([n]) for n in range(waking.MOST_TASKS)}):
         with Manners().waiting(tasks, follows=False) as until_s:
             assert until_s <= time.monotonic()
     assert time.process_time() - begin_s < GIVE_WAY_S
+
+
+@pytest.mark.usefixtures("bells")
+def test_a_wait_in_vain_is_not_made_again_at_once() -> None:
+    """Tasks that never say that they begin cost passes a part of the time, no more, though others waited for their
+    slots; where what was waited for began, the next such wait may follow at once."""
+    executor = Executor(A, B)
+    executor.before_pass([END])
+    manners, before_s = executor.own._manners, time.process_time()
+    assert manners.was_vain
+    executor.before_pass([END])
+    assert executor.given == [A, B]
+    assert time.process_time() - before_s < GIVE_WAY_S
+    with manners.waiting({A}, follows=True) as until_s:
+        assert until_s <= time.monotonic()
+    manners.again_s = 0.0
+    tasks = {A}
+    with manners.waiting(tasks, follows=True) as until_s:
+        assert until_s > time.monotonic()
+        tasks.clear()
+    with manners.waiting({A}, follows=True) as until_s:
+        assert until_s > time.monotonic()
+    manners = Manners()
+    with manners.waiting({A}, follows=False) as until_s:
+        assert until_s > time.monotonic()
+    with manners.waiting({A}, follows=True) as until_s:
+        assert until_s > time.monotonic()
+
+
+def test_nothing_is_kept_for_a_pass_that_nobody_goes_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the scheduler could not be changed, neither what was handed out nor what has ended is noted for ever."""
+    from airflow.executors.local_executor import LocalExecutor
+
+    workload = SimpleNamespace(ti=SimpleNamespace(id=uuid.uuid4(), key="k"))
+    own: Any = EgsLocalExecutor.__new__(EgsLocalExecutor)
+    own.gate, own.running, own._handed, own._started = object(), set(), set(), waking.Running()
+    monkeypatch.setattr(LocalExecutor, "_process_workloads", lambda *_: None)
+    monkeypatch.setattr(compat, "connect", nullcontext)
+    monkeypatch.setattr(reading, "ended", lambda *_: [END])
+    for is_followed in (False, True):
+        own._started.is_followed = is_followed
+        own._process_workloads([workload])
+        own._started.ask_now()
+        assert own._started.have_ended()
+        assert own.running == {"k"}
+        assert own._handed == ({workload.ti.id.bytes} if is_followed else set())
+        assert own._started.over == ([END] if is_followed else [])
 
 
 def test_a_task_says_that_its_code_begins_from_a_fork_of_a_fork(bells: tuple[bell.Bell, bell.Bell]) -> None:

@@ -246,5 +246,11 @@ def test_this_airflow_has_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None
     assert compat.available("watching")  # asked again, as by doctor in this process
     undo()
     assert [getattr(ActivitySubprocess, name) for name in CHANGED] == native
+    for name in ("wait", "_handle_request", "_monitor_subprocess"):
+        monkeypatch.setattr(ActivitySubprocess, name, getattr(ActivitySubprocess, name))  # as two leave them
+    undos = [own_supervisor.watch(lambda: None) for _ in range(2)]  # of two executors, ended as they were started
+    for undo in undos:
+        undo()
+    assert ActivitySubprocess._service_subprocess is own_supervisor._service()
     monkeypatch.setattr(ActivitySubprocess, "_handle_request", lambda *_: None)
     assert not compat.available("watching")

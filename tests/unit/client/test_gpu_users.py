@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from egs_core.client import processes
 from egs_core.client.gpu_users import CUDA_FILE, FOLDER, devices_of, uses_cuda
 
 TREE = """
@@ -78,6 +79,22 @@ def test_what_outlives_its_parent_is_known_by_the_group(start: Start) -> None:
     finally:
         grandchild.kill()
         grandchild.communicate()
+
+
+def test_of_all_processes_only_those_on_gpus_are_looked_up(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many tasks run; of one task in another the nearer one has the device."""
+    root, child = start()
+    read, asked = processes._stat_text, list[int]()
+
+    def note(pid: int) -> bytes:
+        asked.append(pid)
+        return read(pid)
+
+    monkeypatch.setattr(processes, "_stat_text", note)
+    roots = {os.getpid(): "outer", root: "inner"} | {2**22 + n: f"gone {n}" for n in range(100)}
+    assert devices_of(roots, {"GPU-a": [child]}) == {"inner": ("GPU-a",)}
+    assert set(asked) <= {child, *processes.parents(child)}
+    assert list(processes.parents(child))[:2] == [root, os.getpid()]
 
 
 def _cuda_file() -> Path:

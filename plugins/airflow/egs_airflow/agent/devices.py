@@ -8,11 +8,13 @@ has used it is believed to have until it ends, or uses another one. Nothing is k
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from egs_airflow.agent.processes import task_processes
+from egs_airflow import compat
+from egs_airflow.agent.processes import is_of_user, task_processes
 from egs_core.client.gpu_users import devices_of, users_here
 
 LOOK_S = 5.0
@@ -64,4 +66,15 @@ class Devices:
         began_s = time.time() - LONG_S
         roots = {one.pid: one.instance for one in task_processes() if one.started_s <= began_s}
         roots = {pid: instance for pid, instance in roots.items() if instance in wanted}
+        user = _airflows_user() if roots else 0
+        roots = {pid: instance for pid, instance in roots.items() if is_of_user(pid, user)}  # a title anybody can have
         return devices_of(roots, self._users()) if roots else {}
+
+
+def _airflows_user() -> int:
+    """Who runs Airflow here: the agent's own user, and where that is root the owner of Airflow's home."""
+    own = os.getuid()
+    try:
+        return own or compat.airflow_home().stat().st_uid
+    except OSError:  # there is none
+        return own

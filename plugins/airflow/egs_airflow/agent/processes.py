@@ -82,6 +82,23 @@ def is_there(process: TaskProcess) -> bool:
     return _instance(process.pid) == process.instance
 
 
+def is_of_user(pid: int, user: int) -> bool:
+    """Whether it runs as this user, or at most processes of root's are between it and one that does, as `sudo` for a
+    task's `run_as_user`. By real users: a setuid program, whose effective one is root, everybody can start."""
+    try:
+        one = psutil.Process(pid)
+        if one.uids().real == user:
+            return True
+        if user == 0:  # where Airflow is root, so is every daemon
+            return False
+        above = one.parent()
+        while above is not None and above.uids().real == 0:
+            above = above.parent()
+        return above is not None and above.pid != 1 and above.uids().real == user  # 1 has everybody's orphans
+    except psutil.Error:  # it has ended, or cannot be seen
+        return False
+
+
 def _instance(pid: int) -> str:
     """The id of the try that a process was started for, else ""; what that process forks has the same title."""
     try:

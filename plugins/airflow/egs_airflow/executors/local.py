@@ -73,6 +73,7 @@ class EgsLocalExecutor(KeepsSlots, LocalExecutor):  # type: ignore[misc]  # Airf
 
         if self._open is not None and compat.available("handing_out"):
             self._open.callback(own_scheduler.wrap_scheduling(self._before_pass))
+            self._started.is_followed = True
 
     def _before_pass(self, hand_out: own_scheduler.HandOut) -> None:
         """A slot that a task has given back goes at once to a task that waits for it, where that is for sure; then the
@@ -82,6 +83,7 @@ class EgsLocalExecutor(KeepsSlots, LocalExecutor):  # type: ignore[misc]  # Airf
             return
         early = begun.ids()
         gate.guard(lambda: self._give_way(gate, hand_out, early, begun, rung))
+        self._handed = set()  # also where the gate is paused
 
     def _give_way(
         self,
@@ -96,14 +98,15 @@ class EgsLocalExecutor(KeepsSlots, LocalExecutor):  # type: ignore[misc]  # Airf
             self._ended_now()
         follows = self._hand_out(gate, self._started.take_over(), hand_out)
         given, self._handed = self._handed - early, set()
-        with self._manners.waiting(len(given), follows=follows) as until_s:
+        with self._manners.waiting(given, follows=follows) as until_s:
             while given and (left_s := until_s - time.monotonic()) > 0:
                 connection.wait([begun.fileno(), rung.fileno()], left_s)
                 given -= begun.ids()
                 if rung.has_rung() and self._ended_now():
                     if not self._hand_out(gate, self._started.take_over(), hand_out):
                         return
-                    given, self._handed = given | self._handed, set()
+                    given |= self._handed
+                    self._handed = set()
 
     def _hand_out(self, gate: Gate, over: Sequence[End], hand_out: own_scheduler.HandOut) -> bool:
         """Whether slots that these gave back were given to others."""
@@ -137,7 +140,8 @@ class EgsLocalExecutor(KeepsSlots, LocalExecutor):  # type: ignore[misc]  # Airf
         super()._process_workloads(workload_list)
         if self.gate is not None:
             self._started.note(workload_list)
-            self._handed |= {workload.ti.id.bytes for workload in workload_list if hasattr(workload, "ti")}
+            if self._started.is_followed:
+                self._handed |= {workload.ti.id.bytes for workload in workload_list if hasattr(workload, "ti")}
             self.running.update(workload.ti.key for workload in workload_list if hasattr(workload, "ti"))
 
     def end(self) -> None:

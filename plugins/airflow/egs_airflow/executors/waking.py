@@ -13,7 +13,7 @@ A run that a user starts would else wait for up to a second before its first tas
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -56,10 +56,11 @@ class Runs:
 @dataclass
 class Running:
     """The tasks that an executor has started, and whose ends are still to come. ids: those of their rows; over: the
-    ends that were news, until somebody takes them."""
+    ends that were news, until somebody takes them; is_followed: whether somebody does."""
 
     ids: set[Any] = field(default_factory=set)
     over: list[reading.End] = field(default_factory=list)
+    is_followed: bool = False
     asked_s: float = 0.0
 
     def note(self, workloads: Iterable[Any]) -> None:
@@ -79,7 +80,8 @@ class Running:
         with compat.connect() as connection:
             ended = reading.ended(connection, list(self.ids))
         self.ids -= {end.id for end in ended}
-        self.over += ended
+        if self.is_followed:
+            self.over += ended
         return bool(ended)
 
     def take_over(self) -> list[reading.End]:
@@ -91,22 +93,29 @@ class Running:
 @dataclass
 class Manners:
     """How long a pass may wait for tasks that were just given slots: it would take the processors, and on SQLite the
-    lock, that their processes and the api-server need before their code begins. again_s: from then on it may again."""
+    lock, that their processes and the api-server need before their code begins. again_s: from then on it may again;
+    was_vain: the last wait was to its end, as of tasks that never say that they begin."""
 
     again_s: float = 0.0
+    was_vain: bool = False
 
     @contextmanager
-    def waiting(self, tasks: int, *, follows: bool) -> Iterator[float]:
-        """Until when (monotonic) to wait at most inside for so many tasks. follows: they have slots that others gave
-        back, so somebody waits for these; for what else begins waits take no more than their share of the time, and
-        none is for MOST_TASKS, behind which there are more."""
-        begin_s = time.monotonic()
-        may = tasks > 0 and (follows or (tasks < MOST_TASKS and begin_s >= self.again_s))
+    def waiting(self, tasks: Set[bytes], *, follows: bool) -> Iterator[float]:
+        """Until when (monotonic) to wait at most inside for tasks to begin, which are then taken out of the set.
+        follows: they have slots that others gave back, so somebody waits for these; for what else begins, and after a
+        wait in vain, waits take no more than their share of the time, and but for what follows none is for MOST_TASKS,
+        behind which there are more."""
+        first, begin_s = frozenset(tasks), time.monotonic()
+        may = bool(tasks) and (
+            (follows and not (self.was_vain and begin_s < self.again_s))
+            or (len(tasks) < MOST_TASKS and begin_s >= self.again_s)
+        )
         try:
             yield begin_s + GIVE_WAY_S if may else begin_s
         finally:
             now_s = time.monotonic()
             if may:
+                self.was_vain = now_s - begin_s >= GIVE_WAY_S and not first.isdisjoint(tasks)
                 self.again_s = now_s + (now_s - begin_s) * (1 - MOST_SHARE) / MOST_SHARE
 
 
