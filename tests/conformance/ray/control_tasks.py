@@ -10,6 +10,8 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +85,13 @@ def trained(folder: str, name: str, mode: str = "good", *_: Any) -> int:
     return take_steps(folder, name, mode)
 
 
+@ray.remote(num_cpus=0.5, num_gpus=1, max_retries=3)
+@egs.task(max_runtime="30m")
+def ungraced(folder: str, name: str, mode: str = "good", *_: Any) -> int:
+    """The same, and nothing says how long it may take to save."""
+    return take_steps(folder, name, mode)
+
+
 @ray.remote(num_cpus=0.5, num_gpus=1)
 @egs.task(grace="0.3s")
 def hasty(folder: str, name: str, mode: str) -> int:
@@ -92,6 +101,9 @@ def hasty(folder: str, name: str, mode: str) -> int:
 
 def take_steps(folder: str, name: str, mode: str) -> int:
     note_start(folder, name)
+    if mode == "starts":
+        with Path(folder, f"{name}.started.starts").open("a") as file:
+            file.write(f"{subprocess.Popen(['sleep', '600']).pid}\n")
     done = {"step": egs.restored(0)}
 
     def save() -> Any:
@@ -189,9 +201,9 @@ def drive_hook(folder: str) -> None:
     print_ends(refs)
 
 
-def drive_saving(folder: str) -> None:
+def drive_saving(folder: str, task: Any = trained) -> None:
     """A task that saves what it has done, and that Ray starts again once, and what waits for it."""
-    made = trained.options(max_retries=1).remote(folder, "fit")
+    made = task.options(max_retries=1).remote(folder, "fit", "starts")
     print_ends([made, after.remote(folder, "after", made)])
 
 
@@ -220,5 +232,12 @@ def start(kind: str, folder: Path, address: str, **environment: str) -> subproce
 
 def main(kind: str, folder: str) -> None:
     ray.init(log_to_driver=False)
-    {"run": drive_run, "hook": drive_hook, "gate": drive_hook, "saving": drive_saving}[kind](folder)
+    drivers: dict[str, Callable[[str], None]] = {
+        "run": drive_run,
+        "hook": drive_hook,
+        "gate": drive_hook,
+        "saving": drive_saving,
+        "saving-ungraced": partial(drive_saving, task=ungraced),
+    }
+    drivers[kind](folder)
     ray.shutdown()

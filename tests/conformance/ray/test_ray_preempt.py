@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -90,28 +92,35 @@ def test_a_gpu_step_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.proves("ray hinted script", "preempt", "checkpoint", "grace")
-def test_a_scripts_task_goes_on_from_its_checkpoint(ray_address: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "name"), [("saving", "trained"), ("saving-ungraced", "ungraced")])
+def test_a_scripts_task_goes_on_from_its_checkpoint(ray_address: str, tmp_path: Path, kind: str, name: str) -> None:
     """Under the hook Ray starts it again, and it goes on in another process, under the reference that the script has
-    and has handed on. A second time is refused, as Ray would not start it any more."""
+    and has handed on; what it had started itself has ended. Also where no hint says how long it may take to save. A
+    second time is refused, as Ray would not start it any more."""
     folder = str(tmp_path)
     t.signal_to(folder, "last.waits")
-    script = c.start("saving", tmp_path, ray_address)
+    script = c.start(kind, tmp_path, ray_address)
     try:
         t.until(lambda: len(c.steps(folder, "fit")) == c.STEPS - 1)
         (workload,) = t.until(lambda: [one.workload for one in control.ps() if one.running])
-        (task,) = control.preempt(workload, task="trained", actor="ann", reason="room").tasks
+        (task,) = control.preempt(workload, task=name, actor="ann", reason="room").tasks
         t.until(lambda: len(c.starts(folder, "fit")) == 2)
         first, second = c.starts(folder, "fit")
         assert c.is_dead(first)
         assert not c.is_dead(second)
+        t.until(lambda: len(c.starts(folder, "fit.started")) == 2)
+        assert [c.is_dead(pid) for pid in c.starts(folder, "fit.started")] == [True, False]
         with pytest.raises(InputError, match="nothing of it can be started again"):
-            control.preempt(workload, task="trained")
+            control.preempt(workload, task=name)
         t.signal_to(folder, "last.end")
         assert script.wait(t.LIMIT_S) == 0
         out = (tmp_path / "out.txt").read_text().splitlines()
     finally:
         script.kill()
         script.wait()
+        for pid in c.starts(folder, "fit.started"):
+            if not c.is_dead(pid):
+                os.kill(pid, signal.SIGKILL)
     assert [line for line in out if line[:2] in ("0 ", "1 ")] == [f"0 {c.STEPS}", f"1 [{c.STEPS}]"], out
     assert c.steps(folder, "fit") == list(range(c.STEPS))
     records = read_run(tmp_path / "run.jsonl").records

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -74,3 +75,20 @@ def test_how_often_ray_tells_is_the_users_where_he_has_said_so(monkeypatch: pyte
     assert not events.report_often()
     events.report_as_before()
     assert os.environ[events.REPORTS] == "5000"
+
+
+def test_a_session_ends_though_what_actors_told_cannot_be_noted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The script's own `ray.shutdown` does not fail of it, and the rest of the session is ended."""
+    closed: list[bool] = []
+
+    def note_work() -> None:
+        raise RuntimeError("dictionary changed size during iteration")
+
+    made = Orderer(tmp_path / "log.jsonl")
+    desk: Any = SimpleNamespace(note_work=note_work, close=lambda: closed.append(True), ordered=0, groups=0)
+    made._desk = desk
+    made.session_ends()
+    assert closed == [True]
+    assert "no longer observing, the script is not affected: RuntimeError" in capsys.readouterr().err

@@ -126,7 +126,7 @@ class Orderer(Observer):
         if os.getpid() != self._process:
             return
         if self._desk is not None:
-            self._desk.note_work()
+            self._guarded(self._desk.note_work)
         super().session_ends()
         report_as_before()
         self._groups.forget()

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from egs_core.out_of_memory import GPU
 from egs_core.site import Node, fits
 from egs_ray.session.shared import Shared
-from egs_ray.session.tasks import RAYS_RETRIES, Job
+from egs_ray.session.tasks import Job, retries_of
 
 MOST_MOVES = 3  # of a task whose process Ray puts elsewhere than it was asked to
 
@@ -49,7 +49,7 @@ class Moves:
         is_asked = self._shared.options.retry_out_of_memory and self._shared.offers.are_several
         if not (is_asked and job.ticket and _gpus(job)):
             return 0
-        return int(job.run.converted.nodes[job.index].options.get("max_retries", RAYS_RETRIES))
+        return retries_of(job.run.converted.nodes[job.index].options)
 
     def start_again(self, job: Job, lack: str) -> bool:
         """Whether a task that has ended for lack of memory shall be started again by Ray, and can be."""

@@ -84,7 +84,7 @@ class Desk:
     def _note_work(self, worker: _Worker) -> None:
         worked, worker.worked = worker.worked, {}
         if worked and (gate := self._gate()) is not None:
-            for creation, amounts in worked.items():  # in the run log an actor's life has the actor's own id
+            for creation, amounts in list(worked.items()):  # in the run log an actor's life has the actor's own id
                 actor = creation.removeprefix(CREATION)
                 gate.record(Work(gate.site.now(), gate.books.workload, actor, amounts=amounts))
 

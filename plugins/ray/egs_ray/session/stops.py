@@ -22,7 +22,10 @@ from egs_ray import actors
 from egs_ray.link import Message, Peer, tell
 from egs_ray.session.endings import Endings
 from egs_ray.session.shared import Shared
-from egs_ray.session.tasks import RAYS_RETRIES, Job, Way
+from egs_ray.session.tasks import Job, Way, retries_of
+
+SAVE_S = 10.0
+"""What a script's task may take for its checkpoint where its hints do not say how long."""
 
 
 class Stops:
@@ -30,7 +33,7 @@ class Stops:
 
     def __init__(self, shared: Shared, endings: Endings) -> None:
         self._shared, self._endings = shared, endings
-        self._saving: dict[int, Peer] = {}  # submissions that have been asked for a checkpoint, and whom
+        self._saving: dict[Peer, str] = {}  # who has been asked for a checkpoint, and under which key it is kept
 
     def stop(self, job: Job, stop: Stop) -> None:
         """The site wants this job's phase to end, and waits for that."""
@@ -60,9 +63,9 @@ class Stops:
             return
         if message["m"] == "saves":
             job.saver, job.leaves = peer, bool(message.get("leaves"))
-        elif self._saving.get(job.submission) is peer:
-            self._saved(job, message["error"])
-            self._end(job, job.submission)
+        elif (key := self._saving.get(peer)) is not None:
+            self._saved(job, key, message["error"])
+            self._end(job, job.submission, peer)
 
     def _stop(self, job: Job, reason: str, requeue: bool, grace_s: float) -> None:
         job.stopped, job.requeues, job.aborted = reason, requeue, not requeue
@@ -77,37 +80,35 @@ class Stops:
             self._cancel(job)
 
     def _start_anew(self, job: Job, reason: str) -> None:
-        """A script's task: its process saves, where there is time for that, and ends."""
-        job.stopped, grace_s = reason, _grace_s(job)
-        if grace_s > 0 and job.saver is not None:
-            self._ask_to_save(job, job.saver, grace_s)
-        else:
-            self._cancel(job)
+        """A script's task that `may_start_again`: its process saves and ends."""
+        job.stopped = reason
+        if job.saver is not None:
+            self._ask_to_save(job, job.saver, _grace_s(job) or SAVE_S)
 
     def _ask_to_save(self, job: Job, saver: Peer, grace_s: float) -> None:
         submission = job.submission
-        self._saving[submission] = saver
+        key = self._saving[saver] = f"checkpoint-{submission}-{job.life}"  # of this try: a promise is kept once
         board = base64.b64encode(self._shared.promises.board()).decode()
         leaves = {"leaves_in": grace_s} if _is_to_leave(job) else {}
-        tell(saver, {"m": "save", "key": _key(submission), "board": board, **leaves})
-        timer = threading.Timer(grace_s, lambda: self._shared.site.do(lambda: self._end(job, submission)))
+        tell(saver, {"m": "save", "key": key, "board": board, **leaves})
+        timer = threading.Timer(grace_s, lambda: self._shared.site.do(lambda: self._end(job, submission, saver)))
         timer.daemon = True
         timer.start()
 
-    def _saved(self, job: Job, error: str) -> None:
+    def _saved(self, job: Job, key: str, error: str) -> None:
         if error:
             name = job.run.converted.graph.names[job.index]
             self._shared.warn_once(f"no checkpoint of {name}, its last one counts: {error}")
             return
-        job.checkpoint = self._shared.promises.new(_key(job.submission))
+        job.checkpoint = self._shared.promises.new(key)
         if not self._shared.broken:
             self._shared.site.report(m.Checkpointed(job.number, job.attempt))
 
-    def _end(self, job: Job, submission: int) -> None:
+    def _end(self, job: Job, submission: int, saver: Peer) -> None:
         """The checkpoint is there, or its time is over; unless the task has ended meanwhile."""
-        saver = self._saving.pop(submission, None)
+        was_asked = self._saving.pop(saver, None) is not None
         is_same = job.saver is saver or not _is_to_leave(job)  # else it has died by itself, and this is the next try
-        if saver is not None and job.submission == submission and not job.succeeded and is_same:
+        if was_asked and job.submission == submission and not job.succeeded and is_same:
             self._cancel(job)
 
     def _cancel(self, job: Job) -> None:
@@ -122,7 +123,7 @@ def may_start_again(job: Job) -> bool:
     again, ends where it is told to, and goes on from what it has kept."""
     if job.way is not Way.SHELL or job.apart or job.saver is None or not job.leaves or job.stopped or job.is_over:
         return False
-    retries = int(job.run.converted.nodes[job.index].options.get("max_retries", RAYS_RETRIES))
+    retries = retries_of(job.run.converted.nodes[job.index].options)
     return retries < 0 or job.lost_tries < retries
 
 
@@ -135,7 +136,3 @@ def _grace_s(job: Job) -> float:
     payload = job.run.converted.nodes[job.index]
     hints = hints_of(payload.function) if payload is not None else None
     return hints.grace_s if hints is not None else 0.0
-
-
-def _key(submission: int) -> str:
-    return f"checkpoint-{submission}"

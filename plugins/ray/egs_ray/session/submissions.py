@@ -20,7 +20,7 @@ from egs_ray.session.elsewhere import Moves
 from egs_ray.session.gangs import NODE_LABEL
 from egs_ray.session.phases import Phases
 from egs_ray.session.shared import Shared
-from egs_ray.session.tasks import RAYS_RETRIES, Job, RemoteFunctions, Way, first_of, is_placed_by_ray, reserving
+from egs_ray.session.tasks import Job, RemoteFunctions, Way, first_of, is_placed_by_ray, reserving, retries_of
 from egs_ray.worker.shell import Spec, make_observed, make_shell, touch
 
 PROCESS_ENV = {"env_vars": {"EGS_ROLE": "task"}}
@@ -232,8 +232,8 @@ class Submissions:
             options["runtime_env"] = own_env(options.get("runtime_env"))
         if not is_placed_by_ray(options, len(self._shared.offers.nodes)):
             options |= self._place(job, node)
-        if job.lost_tries and options.get("max_retries", RAYS_RETRIES) > 0:
-            options["max_retries"] = max(0, options.get("max_retries", RAYS_RETRIES) - job.lost_tries)
+        if job.lost_tries and (retries := retries_of(options)) > 0:
+            options["max_retries"] = max(0, retries - job.lost_tries)
         job.apart, job.once = self._is_apart(job), self._is_once(job)
         remote = self._remotes.get(make_shell, payload.function, max_calls=int(job.once))
         spec = self._spec(job, gpus, on_gpu)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import Any
 
@@ -24,7 +25,7 @@ UNGATED_S = 0.1
 
 
 RAYS_RETRIES = 3
-"""How often Ray starts a task again that does not say how often."""
+"""How often Ray starts a task again where neither it nor the driver's environment says how often."""
 
 CREATIONS = 16
 """So many digits are the same in the ids of all tasks that create an actor; the actor's own id follows."""
@@ -343,3 +344,11 @@ class RemoteFunctions:
             remote = ray.remote(**options) if options else ray.remote
             self._made[key] = (remote(wrapper(function)), function)  # the function is kept: its id is the key
         return self._made[key][0]
+
+
+def retries_of(options: Mapping[str, Any]) -> int:
+    """How often Ray starts a task with these options again, -1: for ever."""
+    try:
+        return int(options.get("max_retries", os.environ.get("RAY_TASK_MAX_RETRIES", RAYS_RETRIES)))
+    except ValueError:  # of the variable: Ray refuses the submission by itself
+        return RAYS_RETRIES

@@ -16,6 +16,7 @@ import base64
 import contextlib
 import os
 import pickle
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ import ray
 from egs_core.hints import checkpoint_keeper, save_checkpoint
 from egs_core.notices import warn
 from egs_ray.link import Message, Peer, dial
+from egs_ray.worker import device_memory
 from egs_ray.worker.spec import Spec
 
 LOST = (OSError, EOFError, ValueError)
@@ -89,11 +91,18 @@ class _Keeper:
         peer.close()
 
     def _leave(self) -> None:
-        """End this process as if it had died, which Ray starts the task again for; unless it has ended."""
+        """End this process as if it had died, which Ray starts the task again for; unless the task has ended. What the
+        task has started ends with it: the next try starts that again, and its GPU goes to another."""
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
+        children: set[int] = set()
+        with contextlib.suppress(Exception):
+            children = device_memory.family(os.getpid()) - {os.getpid()}
         if not self._is_over:
+            for pid in children:
+                with contextlib.suppress(OSError):  # it has ended, or is another user's
+                    os.kill(pid, signal.SIGKILL)
             os._exit(1)
 
 
