@@ -15,8 +15,8 @@ from egs_core.kubernetes.pods import Object, Pod, items, length_s, number, part,
 from egs_core.kubernetes.priorities import Workload, workload_of
 from egs_core.time_estimates import remaining
 
-MOST_TOLD = 800
-"""So many pieces of work of a cluster are told: its shorter queues first. A server takes no longer message."""
+MOST_BYTES = 200_000
+"""So long is what is told of a cluster, its shorter queues first. A server takes no message over 256 KiB."""
 
 
 class Booking(msgspec.Struct, frozen=True):
@@ -156,21 +156,19 @@ def outlook_of(
             holding.setdefault(workload.booking.queue, []).append(workload)
         elif workload.waits and workload.queue in of_door:
             waiting.setdefault(of_door[workload.queue], []).append(workload)
-    found, told = list[Queue](), 0
+    found, is_full = list[Queue](), False
     named = {text(part(one, "metadata"), "name"): one for one in cluster_queues}
-    for name in sorted(
-        named.keys() & doors.keys(), key=lambda one: (len(holding.get(one, ())) + len(waiting.get(one, ())), one)
-    ):
+    bare = {name: Queue(tuple(sorted(doors[name])), (), is_known=False) for name in named.keys() & doors.keys()}
+    told = sum(map(_length, bare.values()))
+    for name in sorted(bare, key=lambda one: (len(holding.get(one, ())) + len(waiting.get(one, ())), one)):
         has, waits = holding.get(name, []), waiting.get(name, [])
-        is_told = max(len(has), len(waits)) <= MOST_WORK and told + len(has) + len(waits) <= MOST_TOLD
-        queue = _queue(named[name], doors[name])
-        if is_told:
-            told += len(has) + len(waits)
+        queue = bare[name]
+        if not is_full and max(len(has), len(waits)) <= MOST_WORK:
             waits.sort(key=lambda one: (-one.priority, one.created, one.name))
-            holds = tuple(_holding(one, pods, now) for one in has)
-            queue = msgspec.structs.replace(queue, holding=holds, waiting=tuple(work_of(one, pods) for one in waits))
-        else:
-            queue = msgspec.structs.replace(queue, is_known=False)
+            queue = _queue(named[name], doors[name], [_holding(one, pods, now) for one in has], waits, pods)
+            told += _length(queue) - _length(bare[name])
+            if is_full := told > MOST_BYTES:
+                queue = bare[name]
         found.append(queue)
     return Outlook(cluster, tuple(found))
 
@@ -186,17 +184,47 @@ def _holding(one: Booked, pods: Mapping[str, Pod], now: float) -> Holding:
     return Holding(f"{one.namespace}/{one.name}", booking.takes, None if left_s is None else max(0.0, left_s))
 
 
-def _queue(raw: Object, doors: list[str]) -> Queue:
-    """Without its work."""
+def _queue(
+    raw: Object, doors: list[str], holding: Iterable[Holding], waiting: Iterable[Booked], pods: Mapping[str, Pod]
+) -> Queue:
+    """Of what has quota only resources are told of which the queue has some."""
     spec = part(raw, "spec")
     active = [text(one, "status") for one in items(part(raw, "status"), "conditions") if text(one, "type") == "Active"]
+    groups = tuple(_group(one) for one in items(spec, "resourceGroups"))
+    quotas = {flavor: quota for group in groups for flavor, quota in group.items()}
+    has = {resource for quota in quotas.values() for resource in quota}
+    replace = msgspec.structs.replace
     return Queue(
         doors=tuple(sorted(doors)),
-        groups=tuple(_group(one) for one in items(spec, "resourceGroups")),
+        groups=groups,
+        holding=tuple(replace(one, takes=_of(one.takes, quotas)) for one in holding),
+        waiting=tuple(_asking(work_of(one, pods), has) for one in waiting),
         is_strict=text(spec, "queueingStrategy") == "StrictFIFO",
         may_borrow=bool(text(spec, "cohortName")),
         is_known=_goes_on(spec) and active != ["False"],
     )
+
+
+def _of(takes: Mapping[str, Amounts], quotas: Mapping[str, Amounts]) -> dict[str, Amounts]:
+    return {
+        flavor: {resource: amount for resource, amount in amounts.items() if resource in quotas[flavor]}
+        for flavor, amounts in takes.items()
+        if flavor in quotas
+    }
+
+
+def _asking(one: Work, has: set[str]) -> Work:
+    """What a queue has none of stays, but for what nobody lacks: it will never start there."""
+    asks = tuple(
+        {resource: n for resource, n in asks.items() if n > 0 and (resource in has or resource != "pods")}
+        for asks in one.asks
+    )
+    return msgspec.structs.replace(one, asks=asks)
+
+
+def _length(queue: Queue) -> int:
+    """In bytes, with what is between queues."""
+    return len(msgspec.json.encode(queue)) + 1
 
 
 def _group(raw: Object) -> dict[str, Amounts]:

@@ -35,8 +35,11 @@ from egs_core.kubernetes.opening import nominate
 from egs_core.kubernetes.pods import Pod
 
 CONNECT_S = 2.0
-AGAIN_S = 2.0
+AGAIN_S, MOST_AGAIN_S = 2.0, 16.0
+"""After so long it is tried again; each time without an answer it is twice as long."""
 LOOK_S, TELL_S, ASK_S = 1.0, STALE_S / 3, 5.0
+WRITING_S = 0.5
+"""So long a step writes nominations: gates are opened by the same thread."""
 LEAST_SHARE = 10
 """It is asked again at the earliest after so many times as long as the last answer took."""
 FRESH_S = 3 * ASK_S
@@ -103,6 +106,7 @@ class Elsewhere:
 
     def _run(self) -> None:
         client: SiteClient | None = None
+        again_s = AGAIN_S
         while not self._ended.is_set():
             self._due.wait()
             self._due.clear()
@@ -112,12 +116,13 @@ class Elsewhere:
             try:
                 client = client or SiteClient(parse_url(self.url), trusted_owners(), CONNECT_S)
                 self._exchange(client, outlook, asked)
-                self.problem = ""
+                self.problem, again_s = "", AGAIN_S
             except Exception as error:  # whatever it is, it is asked again
                 self.problem = f"{error}".partition("\n")[0] or type(error).__name__
                 with self._lock:
                     self._outlook, self._question = self._outlook or outlook, self._question or asked
-                self._ended.wait(AGAIN_S)
+                self._ended.wait(again_s)
+                again_s = min(MOST_AGAIN_S, 2 * again_s)
                 self._due.set()
         if client is not None:
             client.close()
@@ -153,6 +158,7 @@ class MultiKueue:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster, self._name, self._note, self._say, self._clock = cluster, name, note, say, clock
+        self._woken = woken
         kinds = (ADMISSION_CHECKS, MULTIKUEUE_CONFIGS, MULTIKUEUE_CLUSTERS) if role == MANAGER else ()
         self._mirrors = {
             kind: Mirror(cluster, kind, lambda raw: raw, woken, optional=True, watch_s=watch_s) for kind in kinds
@@ -161,6 +167,7 @@ class MultiKueue:
         self._next = self._asked_at = self._told_at = float("-inf")
         self._asked: frozenset[str] = frozenset()
         self._turn = 0
+        self._failed: set[str] = set()
         self._told: Outlook | None = None
 
     @property
@@ -200,10 +207,21 @@ class MultiKueue:
         if self._elsewhere is not None:
             self._ask(self._elsewhere, found, pods, now)
             answers, is_away = self._elsewhere.answers(), self._elsewhere.is_away
-        for one in clusters.nominations(found, answers, now, is_away=is_away):
+        made = clusters.nominations(found, answers, now, is_away=is_away)
+        self._failed &= {one.choice.name for one in made}
+        made.sort(key=lambda one: one.choice.name in self._failed)  # what cannot be written holds up no other
+        until = self._clock() + WRITING_S
+        for one in made:
             if not leads():
                 return
-            if (raw := self._write(one)) is not None:
+            if self._clock() > until:
+                self._next = float("-inf")
+                self._woken()
+                return
+            raw = self._write(one)
+            if one.choice.name in self._failed:
+                return
+            if raw is not None:
                 queues.put(raw)
 
     def _ask(self, elsewhere: Elsewhere, found: list[Choice], pods: Mapping[str, Pod], now: float) -> None:
@@ -215,10 +233,12 @@ class MultiKueue:
             self._asked_at, self._asked, self._turn = self._clock(), names, self._turn + 1
 
     def _write(self, one: Nomination) -> dict[str, Any] | None:
+        self._failed.discard(one.choice.name)
         try:
             raw = nominate(self._cluster, one)
         except ApiError as error:
             if error.status not in (404, 409):
+                self._failed.add(one.choice.name)
                 self._note("nominate", f"{one.choice.name}: {error}")
             return None
         if raw is not None:

@@ -92,6 +92,10 @@ _STATUS = (
     "reclaimablePods",
     "resourceRequests",
     "unhealthyNodes",
+    "schedulingStats",
+    "preemptionGates",
+    "accumulatedPastExecutionTimeSeconds",
+    "accumulatedPastExexcutionTimeSeconds",  # so spelled in v1beta1
 )
 STATUS_RULES = (
     (

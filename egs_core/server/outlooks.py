@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
 from egs_core.client.outlooks import STALE_S, Amounts, Candidate, Naming, Outlook, Question, Queue, Work
 from egs_core.server.principals import Principal
+from egs_core.server.runs import Refusal
 
 NEVER = math.inf
 MOVE_S, MOVE_SHARE = 60.0, 0.1
@@ -25,6 +26,10 @@ MOVE_S, MOVE_SHARE = 60.0, 0.1
 PATIENCE_S = 60.0
 """What should have started at once and has not for so long waits for something that is not foretold."""
 MOST_CLUSTERS = 200
+MOST_OF_ONE = 20
+"""So many clusters one account may tell of: it cannot put away what others have told."""
+YOUNG_S = 60.0
+"""For so long after its start a server may not have been told of clusters yet: what is named somewhere stays there."""
 ONLY_WHERE_IT_HAS_QUOTA = {"pods"}
 """Resources that count where a queue has a quota of them, and that nobody lacks elsewhere."""
 Demand = tuple[tuple[tuple[str, float], ...], ...]
@@ -51,13 +56,17 @@ class _There(msgspec.Struct):
 class Outlooks:
     """What was told of clusters, for as long as it is believed. Used from one thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: float) -> None:
         self._kept: dict[tuple[str, str], _Kept] = {}
+        self._since = now
 
     def tell(self, who: Principal, outlook: Outlook, now: float) -> None:
-        """It takes the place of what the same one has told of that cluster."""
+        """It takes the place of what the same one has told of that cluster. Raises Refusal (429) for a cluster too
+        many of one account."""
         self._forget(now)
         self._kept.pop((who.name, outlook.cluster), None)
+        if sum(name == who.name for name, _ in self._kept) >= MOST_OF_ONE:
+            raise Refusal(429, f"{who.name} tells of {MOST_OF_ONE} clusters already: use another account", STALE_S)
         if len(self._kept) >= MOST_CLUSTERS:
             del self._kept[next(iter(self._kept))]
         self._kept[who.name, outlook.cluster] = _Kept(outlook, who.name, who.team, now)
@@ -72,13 +81,23 @@ class Outlooks:
                 found.setdefault(one.outlook.cluster, []).append(one)
         return {name: (told[0].outlook, now - told[0].at) for name, told in found.items() if len(told) == 1}
 
+    def is_young(self, now: float) -> bool:
+        return now - self._since < YOUNG_S
+
     def _forget(self, now: float) -> None:
         self._kept = {key: one for key, one in self._kept.items() if now - one.at <= STALE_S}
 
 
-def named(question: Question, outlooks: Mapping[str, tuple[Outlook, float]]) -> list[Naming]:
+def named(
+    question: Question,
+    outlooks: Mapping[str, tuple[Outlook, float]],
+    *,
+    is_late: Callable[[], bool] = lambda: False,
+    is_young: bool = False,
+) -> list[Naming]:
     """One for each that is asked for. outlooks: what was told of clusters, and how long ago in seconds. What is named
-    for one of them takes its room before the next is looked at."""
+    for one of them takes its room before the next is looked at. is_late: from then on no start is known; is_young: the
+    server has only just started, see `chosen`."""
     queues: dict[tuple[str, str], _There] = {}
     for cluster, (outlook, ago_s) in outlooks.items():
         for queue in outlook.queues:
@@ -91,42 +110,54 @@ def named(question: Question, outlooks: Mapping[str, tuple[Outlook, float]]) -> 
             starts: dict[str, float | None] = {}
             for cluster in one.clusters:
                 if (there := queues.get((cluster, one.door))) is not None:
-                    starts[cluster] = start_of(one.work, there.queue, there.coming, there.ago_s)
+                    starts[cluster] = start_of(one.work, there.queue, there.coming, there.ago_s, is_late)
                 else:  # where others were told of, it would wait for ever: there is no queue of that name
                     starts[cluster] = NEVER if cluster in outlooks else None
-            found.append(chosen(one, starts))
+            found.append(chosen(one, starts, is_young=is_young))
         if len(found[-1].clusters) == 1 and (its := queues.get((found[-1].clusters[0], one.door))) is not None:
             its.coming.append(one.work)
     return found
 
 
-def chosen(one: Candidate, starts: Mapping[str, float | None]) -> Naming:
-    """Where it should wait. starts: by cluster in seconds from now; None: not known; NEVER: it cannot run there."""
+def chosen(one: Candidate, starts: Mapping[str, float | None], *, is_young: bool = False) -> Naming:
+    """Where it should wait. starts: by cluster in seconds from now; None: not known; NEVER: it cannot run there.
+    is_young: what is not known of any may soon be told."""
     takes_s = one.work.takes_s or 0.0
     ends = {cluster: at + takes_s for cluster in one.clusters if (at := starts.get(cluster)) is not None and at < NEVER}
     told = {cluster: starts[cluster] or 0.0 for cluster in ends}
     unknown = tuple(cluster for cluster in one.clusters if starts.get(cluster) is None)
+    if is_young and len(unknown) == len(one.clusters) and (present := set(one.present) & set(unknown)):
+        return Naming(one.work.name, tuple(cluster for cluster in unknown if cluster in present))
     if not ends:
         return Naming(one.work.name, unknown or one.clusters)
     best = min(ends, key=lambda cluster: ends[cluster])  # of equal ones the first that is listed
     stays = one.present[0] if len(one.present) == 1 else ""
-    if stays in ends and ends[stays] <= max(ends[best] + MOVE_S, ends[best] * (1 + MOVE_SHARE)):
+    # where it would start now nobody is before it there, so it goes
+    grace_s = max(MOVE_S, ends[best] * MOVE_SHARE) if told[best] > 0 else 0.0
+    if stays in ends and ends[stays] <= ends[best] + grace_s:
         best = stays
     if told[best] > 0:  # a cluster of which nothing is known may be sooner
         return Naming(one.work.name, (best, *unknown), told)
     return Naming(one.work.name, one.clusters if one.waited_s > PATIENCE_S else (best,), told)
 
 
-def start_of(work: Work, queue: Queue, coming: Sequence[Work] = (), ago_s: float = 0.0) -> float | None:
+def start_of(
+    work: Work,
+    queue: Queue,
+    coming: Sequence[Work] = (),
+    ago_s: float = 0.0,
+    is_late: Callable[[], bool] = lambda: False,
+) -> float | None:
     """When work should get quota of a queue, in seconds from now. None: nobody can say; NEVER: its quota is too little,
-    also where nobody else is there. coming: what is about to come there; ago_s: so old is what was told."""
-    if not queue.is_known:
+    also where nobody else is there. coming: what is about to come there; ago_s: so old is what was told; is_late: from
+    then on it is not gone through, and nobody can say."""
+    if not queue.is_known or is_late():
         return None
     if _fits(_quotas(queue), queue, work) is None:
         return None if queue.may_borrow else NEVER
     if any(one.name == work.name for one in queue.holding):
         return 0.0
-    return _Going(queue, (*coming, work), ago_s).start_of(work.name)
+    return _Going(queue, (*coming, work), ago_s).start_of(work.name, is_late)
 
 
 class _Going:
@@ -148,13 +179,15 @@ class _Going:
                 self._waiting.insert(len(self._waiting) if at is None else at, work)
         self._demands = {one.name: tuple(tuple(asks.items()) for asks in one.asks) for one in self._waiting}
 
-    def start_of(self, name: str) -> float | None:
-        """None: not before something ends of which nobody knows when."""
+    def start_of(self, name: str, is_late: Callable[[], bool]) -> float | None:
+        """None: not before something ends of which nobody knows when, or it is late."""
         at_s, number = 0.0, len(self._queue.holding)
         while True:
             left: list[Work] = []
             refused = set[Demand]()  # until something ends there is only ever less room
             for n, one in enumerate(self._waiting):
+                if is_late():
+                    return None
                 demand = self._demands[one.name]
                 takes = None if demand in refused else _fits(self._free, self._queue, one)
                 if takes is None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from egs_core.client.outlooks import MOST_ASKED, MOST_WORK, Naming
-from egs_core.kubernetes.bookings import MOST_TOLD, Booked, booked_of, outlook_of, takes_s
+from egs_core.kubernetes.bookings import MOST_BYTES, Booked, booked_of, outlook_of, takes_s
 from egs_core.kubernetes.clusters import (
     ANSWER_S,
     OVERDUE_S,
@@ -91,16 +92,40 @@ def test_what_a_queue_says_of_itself(stated: dict[str, str], known: bool, borrow
 
 
 def test_of_too_much_nothing_is_foretold() -> None:
-    """Of a queue with more work than is told; and shorter queues are told first."""
-    names = [f"q{number}" for number in range(MOST_TOLD // MOST_WORK + 2)]
+    """Of a queue with more work than is told; and shorter queues are told first, until the message would be too long.
+    It is counted in bytes: names may be of any length."""
+    names = [f"q{number}" for number in range(8)]
     local, cluster = [local_queue(one, one) for one in names], [cluster_queue(1, one) for one in names]
-    work = [booked(f"{one}-{n}", queue=one, quota=False) for one in names for n in range(MOST_WORK)]
-    work += [booked("one-too-many", queue="q0", quota=False)]
-    found = outlook_of("blue", work, local, cluster, {}, BEGAN_S)
+    work = [booked(f"{one}-{n}-{'x' * 200}", queue=one, quota=False) for one in names for n in range(MOST_WORK)]
+    work += [booked("one-too-many", queue="q0", quota=False), booked("q9", queue="q9", quota=False)]
+    found = outlook_of("blue", work, [*local, local_queue("q9", "q9")], [*cluster, cluster_queue(1, "q9")], {}, BEGAN_S)
     known = {one.doors[0]: one.is_known for one in found.queues}
-    assert (len(known), sum(known.values()), known["team/q0"]) == (len(names), MOST_TOLD // MOST_WORK, False)
-    assert sum(len(one.waiting) for one in found.queues) == MOST_TOLD
-    assert all(one.is_known or not one.waiting for one in found.queues)
+    assert MOST_BYTES * 2 // 3 < len(msgspec.json.encode(found)) <= MOST_BYTES + 100
+    assert (len(known), known["team/q9"], known["team/q1"], known["team/q0"]) == (9, True, True, False)
+    assert 2 < sum(known.values()) < 8
+    assert all(one.is_known or not (one.waiting or one.holding or one.groups) for one in found.queues)
+
+
+def test_only_what_a_queue_has_is_told() -> None:
+    """Of what has quota. What waits for something that its queue has none of waits on, and holds up a strict one."""
+    has = workload("has", 2, 300.0, admitted=True)
+    has["status"]["admission"]["podSetAssignments"][0]["flavors"]["memory"] = "gone"
+    has["status"]["admission"]["podSetAssignments"][0]["resourceUsage"] |= {"memory": "8Gi"}
+    waits = workload("waits", 1, 50.0, quota=False)
+    waits["spec"]["podSets"][0]["template"]["spec"]["containers"][0]["resources"]["limits"] |= {"example.com/x": "1"}
+    found = outlook_of(
+        "blue",
+        map(booked_of, (has, waits)),
+        [local_queue()],
+        [cluster_queue(8, queueingStrategy="StrictFIFO")],
+        {},
+        BEGAN_S,
+    )
+    (queue,) = found.queues
+    assert queue.holding[0].takes == {"any": {GPU: 2.0, "cpu": 1.0}}
+    assert queue.waiting[0].asks[0].keys() == {GPU, "cpu", "example.com/x"}
+    behind = msgspec.structs.replace(queue.waiting[0], name="team/behind", asks=({GPU: 1.0},))
+    assert start_of(behind, queue) is None
 
 
 def test_how_long_it_takes() -> None:

@@ -232,10 +232,18 @@ def test_the_rights_of_a_manager(capsys: pytest.CaptureFixture[str]) -> None:
         ({"conditions": []}, True),
         ({"admissionChecks": [{"name": "elsewhere", "state": "Ready"}]}, True),
         ({"requeueState": {"count": 1}}, True),
+        ({"schedulingStats": {"evictions": []}}, True),
+        ({"accumulatedPastExexcutionTimeSeconds": 9}, True),
+        ({"accumulatedPastExecutionTimeSeconds": 9}, True),
+        ({"preemptionGates": []}, True),
+        ({"reclaimablePods": []}, True),
+        ({"resourceRequests": []}, True),
+        ({"unhealthyNodes": []}, True),
     ],
 )
 def test_the_policy_of_a_manager(change: dict[str, Any], is_held: bool) -> None:
-    """Nothing of a Workload's status but the nominated clusters."""
+    """Nothing of a Workload's status but the nominated clusters: each other field that Kueue 0.19 has in one of its
+    versions."""
     from egs_core.kubernetes.guard import STATUS_RULES
 
     old = workload("w", check="Pending")

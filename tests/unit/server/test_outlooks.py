@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import msgspec
@@ -19,8 +20,9 @@ from egs_core.client.outlooks import (
     Queue,
     Work,
 )
-from egs_core.server.outlooks import NEVER, PATIENCE_S, Outlooks, named, start_of
+from egs_core.server.outlooks import MOST_OF_ONE, NEVER, PATIENCE_S, YOUNG_S, Outlooks, named, start_of
 from egs_core.server.principals import Principal
+from egs_core.server.runs import Refusal
 from tests.unit.server.real_app import FILE, RealApp
 
 DOOR = "team/lq"
@@ -156,6 +158,55 @@ def test_what_waits_somewhere_stays_there() -> None:
     assert answered(outlooks, candidate(work("it"), "blue")) == [("green",)]
 
 
+def test_what_waits_somewhere_goes_where_it_starts_now() -> None:
+    """Though it takes so long that the hour that it waits is less than a tenth of it. Where it starts now it stays."""
+    long = work("it", takes_s=360_000.0)
+    outlooks = clusters(blue=queue(1), green=queue(1, holding("a", 1, 3600.0), waiting=(long,)))
+    assert answered(outlooks, candidate(long, "green")) == [("blue",)]
+    outlooks = clusters(blue=queue(1), green=queue(1, waiting=(long,)))
+    assert answered(outlooks, candidate(long, "green")) == [("green",)]
+
+
+def test_what_is_not_gone_through_in_time() -> None:
+    """Once it is late, also in the midst of a queue, nothing is known: all are named."""
+    waiting = tuple(work(f"w{n}", takes_s=10.0) for n in range(20))
+    outlooks = clusters(blue=queue(1, waiting=waiting), green=queue(0))
+    looked = iter(range(1000))
+    assert [one.clusters for one in named(Question((candidate(work("it")),)), outlooks)] == [("blue",)]
+    found = named(
+        Question((candidate(work("it")), candidate(work("next")))), outlooks, is_late=lambda: next(looked) > 5
+    )
+    assert [(one.clusters, one.starts) for one in found] == [(("blue", "green"), {})] * 2
+    assert next(looked) < 20
+
+
+def test_a_server_that_has_only_just_started() -> None:
+    """Of which nothing is told yet leaves what is named, and names all for what is new; not where something is told,
+    and not for ever."""
+    new, there = candidate(work("new")), candidate(work("there"), "green")
+    outlooks = Outlooks(100.0)
+    assert (outlooks.is_young(100.0), outlooks.is_young(100.0 + YOUNG_S)) == (True, False)
+    found = named(Question((there, new)), {}, is_young=True)
+    assert [one.clusters for one in found] == [("green",), ("blue", "green")]
+    found = named(Question((there,)), clusters(blue=queue(1)), is_young=True)
+    assert [one.clusters for one in found] == [("blue",)]
+    assert answered({}, there) == [("blue", "green")]
+
+
+def test_one_account_puts_away_nothing_of_another() -> None:
+    """It may tell of so many clusters; what it has told of it may tell again."""
+    outlooks = Outlooks(0.0)
+    outlooks.tell(BEN, Outlook("green"), 0.0)
+    for number in range(MOST_OF_ONE):
+        outlooks.tell(ANN, Outlook(f"c{number}"), 1.0)
+    with pytest.raises(Refusal, match="ann tells of 20 clusters already") as refused:
+        outlooks.tell(ANN, Outlook("one-too-many"), 2.0)
+    assert (refused.value.status, refused.value.wait_s) == (429, STALE_S)
+    outlooks.tell(ANN, Outlook("c7"), 2.0)
+    assert len(outlooks.seen(ANN, 2.0)) == MOST_OF_ONE
+    assert outlooks.seen(BEN, 2.0).keys() == {"green"}
+
+
 def test_what_should_have_started_and_has_not() -> None:
     """After a minute all are named, and go on to be: something is in its way that is not foretold."""
     outlooks = clusters(blue=queue(1, waiting=(work("it"),)), green=queue(1, holding("a", 1, 40.0)))
@@ -180,7 +231,7 @@ def test_the_longest_queues_are_gone_through_in_time() -> None:
 
 def test_who_sees_what_was_told() -> None:
     """A team its own, an administrator all; one cluster that two tell of is nobody's; what is old is forgotten."""
-    outlooks, root = Outlooks(), Principal("root", "admin")
+    outlooks, root = Outlooks(0.0), Principal("root", "admin")
     outlooks.tell(ANN, Outlook("blue"), 0.0)
     outlooks.tell(BEN, Outlook("green"), 5.0)
     outlooks.tell(ANN, Outlook("blue", (queue(1),)), 10.0)
@@ -219,5 +270,35 @@ def test_over_http() -> None:
         wrong = one.post("/v1/outlooks", {"cluster": "blue", "queues": [{"doors": 1}]})
         assert (wrong.status, "doors" in wrong.detail) == (422, True)
         assert one.post("/v1/outlooks/named", {"candidates": [ask["candidates"][0]] * (MOST_ASKED + 1)}).status == 422
+    finally:
+        app.close()
+
+
+def test_one_question_at_a_time() -> None:
+    """A question that takes long is answered after a second, with all clusters where nothing is known by then.
+    Meanwhile others are told when to ask again, and whoever asks for something else waits for nothing."""
+    held = tuple(holding(f"h{n}", 1, 10.0 + n) for n in range(MOST_WORK))
+    waiting = tuple(work(f"w{n}", 1 + n % 7) for n in range(MOST_WORK))
+    names = tuple(f"c{number}" for number in range(12))
+    many = [msgspec.structs.replace(candidate(work(f"it{n}", 1 + n % 5)), clusters=names) for n in range(MOST_ASKED)]
+    app = RealApp(FILE)
+    try:
+        one, other = app.token("submitter", "vision"), app.token("submitter", "speech")
+        for name in names:
+            told = Outlook(name, (queue(MOST_WORK, *held, waiting=waiting),))
+            assert one.post("/v1/outlooks", msgspec.to_builtins(told)).status == 200
+        found = []
+        ask = msgspec.to_builtins(Question(tuple(many)))
+        long = threading.Thread(target=lambda: found.append(one.post("/v1/outlooks/named", ask)))
+        long.start()
+        refused = set()
+        while long.is_alive():
+            short = other.post("/v1/outlooks/named", msgspec.to_builtins(Question((candidate(work("it")),))))
+            if short.status != 200:
+                refused.add((short.status, short.headers["retry-after"]))
+        assert refused == {(429, "1")}
+        namings = msgspec.convert(found[0].told, Named).namings
+        assert (len(namings), namings[-1].clusters, namings[-1].starts) == (MOST_ASKED, names, {})
+        assert other.post("/v1/outlooks/named", {"candidates": []}).status == 200
     finally:
         app.close()
