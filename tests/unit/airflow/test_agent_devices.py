@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import pytest
 
@@ -55,6 +57,29 @@ def test_what_a_task_has_used_it_has_until_it_uses_another(host: dict[str, tuple
         assert found.look(["new"]) == {}
     finally:
         found.close()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="gives a folder to another user")
+def test_only_processes_of_the_user_who_runs_airflow_are_tasks(
+    host: dict[str, tuple[str, ...]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The agent's own user, and where that is root the owner of Airflow's home; without one root itself."""
+    asked: list[int] = []
+
+    def is_of_user(_: int, user: int) -> bool:
+        asked.append(user)
+        return user != 8
+
+    monkeypatch.setattr(devices_module, "is_of_user", is_of_user)
+    monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path))
+    found = Devices(dict)
+    for own, owner in ((7, 9), (0, 9), (0, 8), (0, 0)):
+        monkeypatch.setattr(os, "getuid", lambda own=own: own)
+        os.chown(tmp_path, owner, -1)
+        assert found._seen({"old"}) == ({} if owner == 8 else {"old": host["old"]})
+    monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path / "none"))
+    assert found._seen({"old"}) == {"old": host["old"]}
+    assert asked == [7, 9, 8, 0, 0]
 
 
 @pytest.mark.usefixtures("host")

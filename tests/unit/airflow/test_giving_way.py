@@ -188,8 +188,10 @@ def test_a_wait_in_vain_is_not_made_again_at_once() -> None:
         assert until_s > time.monotonic()
 
 
+@pytest.mark.usefixtures("bells")
 def test_nothing_is_kept_for_a_pass_that_nobody_goes_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the scheduler could not be changed, neither what was handed out nor what has ended is noted for ever."""
+    """Where the scheduler could not be changed, neither what was handed out nor what has ended is noted for ever;
+    nor the former where the gate is paused."""
     from airflow.executors.local_executor import LocalExecutor
 
     workload = SimpleNamespace(ti=SimpleNamespace(id=uuid.uuid4(), key="k"))
@@ -206,6 +208,9 @@ def test_nothing_is_kept_for_a_pass_that_nobody_goes_before(monkeypatch: pytest.
         assert own.running == {"k"}
         assert own._handed == ({workload.ti.id.bytes} if is_followed else set())
         assert own._started.over == ([END] if is_followed else [])
+    own.gate = SimpleNamespace(guard=lambda _: None)  # one that is paused
+    EgsLocalExecutor._before_pass(own, lambda: 0)
+    assert own._handed == set()
 
 
 def test_a_task_says_that_its_code_begins_from_a_fork_of_a_fork(bells: tuple[bell.Bell, bell.Bell]) -> None:
