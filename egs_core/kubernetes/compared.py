@@ -44,14 +44,14 @@ def move(
 
 
 class Compared:
-    """listed: the last list; pods: as they are told (`seen.as_told`), by uid; ours: uids of those that have a run; on:
-    those that have not ended by their node's name, then by uid; touched: nodes on which those are others than when it
-    was last set to nothing."""
+    """listed: the last list; pods: as they are told (`seen.as_told`), by uid; counted: uids of those that have a run
+    and whose GPUs count, or that are over: what others hold by claims is not free; on: those that have not ended by
+    their node's name, then by uid; touched: nodes on which those are others than when it was last set to nothing."""
 
     def __init__(self) -> None:
         self.listed: dict[str, Pod] = {}
         self.pods: dict[str, Pod] = {}
-        self.ours: set[str] = set()
+        self.counted: set[str] = set()
         self.on: dict[str, dict[str, Pod]] = {}
         self.touched: set[str] = set()
         self._gangs: dict[Gang, dict[str, Pod]] = {}
@@ -124,10 +124,12 @@ class Compared:
             del self.pods[uid]
         else:
             self.pods[uid] = pod
-        if pod is None or not pod.run:
-            self.ours.discard(uid)
+        if (
+            pod is not None and pod.run and (pod.shape.gpu_milli or pod.is_over)
+        ):  # what is over gives back what it holds
+            self.counted.add(uid)
         else:
-            self.ours.add(uid)
+            self.counted.discard(uid)
         was, is_on = _place(before), _place(pod)
         if was != is_on or before is None or pod is None or _takes(before) != _takes(pod):
             self.touched.update(name for name in (was, is_on) if name is not None)

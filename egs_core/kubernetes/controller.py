@@ -213,7 +213,12 @@ class Controller:
         problem = self._workflows.problem  # a cluster without Argo is nothing to speak of
         self._note("workflows", f"{problem}; pods go by their labels" if problem.startswith(FORBIDDEN) else "")
         looked = self._looked
-        looked.look(everything, self._workflows.items().values())
+        try:
+            looked.look(everything, self._workflows.items().values())
+        except Exception:  # by what a tenant has written: no gate is closed for ever for that
+            served = self._served(self._pods.items()).values()
+            self._open(gates.overdue(served, now, self._settings.longest_s), in_line=True)
+            raise
         if has_counted := self._limiting.is_due(looked.limited, now):
             self._limiting.look(looked.runs, looked.limited, now)
         self._open([*looked.overdue(now), *self._strays(looked, now)], in_line=True)

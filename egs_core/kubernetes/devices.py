@@ -130,8 +130,8 @@ def class_of(raw: Object) -> DeviceClass:
 
 
 def claim_of(raw: Object) -> Claim:
-    """A ResourceClaim. What asks for the rights of an administrator is not counted; nor is what the scheduler makes for
-    a limit, which counts itself."""
+    """A ResourceClaim. What asks for the rights of an administrator is not counted and takes nothing; nor is what the
+    scheduler makes for a limit, which counts itself."""
     meta, status = part(raw, "metadata"), part(raw, "status")
     owners = [one for one in items(meta, "ownerReferences") if text(one, "kind") == "Pod" and one.get("controller")]
     is_of_limit = text(part(meta, "annotations"), FOR_LIMIT) == "true"
@@ -144,7 +144,11 @@ def claim_of(raw: Object) -> Claim:
         text(meta, "name"),
         next((text(one, "uid") for one in owners), ""),
         tuple(ask for ask in asks if ask),
-        tuple("/".join(text(one, key) for key in ("driver", "pool", "device")) for one in results),
+        tuple(
+            "/".join(text(one, key) for key in ("driver", "pool", "device"))
+            for one in results
+            if not one.get("adminAccess")
+        ),
     )
 
 

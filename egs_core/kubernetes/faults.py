@@ -36,7 +36,13 @@ def faults_of(raw: Object) -> list[str]:
         found.append(f"{_quoted(notes, names.RELEASE_BY)} is no moment, such as 2026-01-31T12:00:00Z")
     if fault := stated_of(notes, hints_of(notes)).fault:
         found.append(fault)
-    return [f"{one}; it counts as not stated" for one in found]
+    return [one_line(f"{one}; it counts as not stated") for one in found]
+
+
+def one_line(said: str) -> str:
+    """With what cannot be seen, such as a newline, written as in a string of Python: nobody begins a line of their own
+    in a log."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in said)
 
 
 def _misplaced(labels: Object, notes: Object) -> Iterator[str]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -18,10 +18,17 @@ from egs_core.kubernetes.devices import PLUGIN, Tier, asked, flavors_for
 from egs_core.kubernetes.pods import Node, Pod
 
 NAME_FIELD = "metadata.name"
-KEPT = 16_384
-"""So many different texts of what pods say of nodes are read once only."""
+KEPT, KEPT_LENGTH = 16_384, 4096
+"""So many different texts of what pods say of nodes are read once only, but longer ones each time."""
+Value = TypeVar("Value")
 Key = str | Tier
 """By which nodes are told apart: a label, or what a request would take of their devices."""
+
+
+def _kept(made: Callable[[str], Value]) -> Callable[[str], Value]:
+    """What is made of a text, made once as long as that is short: texts are anybody's to write."""
+    cached = lru_cache(maxsize=KEPT)(made)
+    return lambda text: (cached if len(text) <= KEPT_LENGTH else made)(text)
 
 
 def keys_of(wheres: Iterable[str]) -> frozenset[Key]:
@@ -29,7 +36,7 @@ def keys_of(wheres: Iterable[str]) -> frozenset[Key]:
     return frozenset[Key]().union(*map(_keys_of, wheres))
 
 
-@lru_cache(maxsize=KEPT)
+@_kept
 def _keys_of(where: str) -> frozenset[Key]:
     stated = _stated(where)
     found: set[Key] = {*stated.get("select", ())}
@@ -40,7 +47,7 @@ def _keys_of(where: str) -> frozenset[Key]:
     return frozenset(found)
 
 
-@lru_cache(maxsize=KEPT)
+@_kept
 def _stated(where: str) -> Mapping[str, Any]:
     """What `Pod.where` says; nobody changes it."""
     found: Mapping[str, Any] = json.loads(where) if where else {}

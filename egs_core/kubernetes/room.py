@@ -15,8 +15,8 @@ MANY = 1_000_000
 def room_of(
     node: Node, kind: str, ours: Iterable[Pod], others: Iterable[Pod], told: Collection[str], *, is_open: bool
 ) -> m.NodeAdded:
-    """Without what others hold there. One that is closed has what ours hold there, and nothing more. told: uids of all
-    of ours, whose devices the engine counts itself."""
+    """Without what others hold there. One that is closed has what ours hold there, and nothing more. told: uids
+    of ours whose devices the engine counts itself."""
     held, foreign = [pod.shape for pod in ours], list(others)
     if is_open:
         cpu_milli = max(0, node.cpu_milli - sum(pod.shape.cpu_milli for pod in foreign))

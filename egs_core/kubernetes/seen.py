@@ -73,8 +73,8 @@ def status_of(pod: Pod) -> str:
 
 def changes(pods: Mapping[str, Pod], known: Mapping[str, Known], among: Iterable[str] | None = None) -> Changes:
     """What is new in a list of pods, by uid: runs and pods in the order in which they were made, runs of one second as
-    they are listed. Members of a gang are new together, when all of them are there. among: uids of all that may be
-    others than is known, gangs whole, in the order of the list."""
+    they are listed. Members of a gang are new together, when all of them are there; one that runs is new by itself.
+    among: uids of all that may be others than is known, gangs whole, in the order of the list."""
     statuses: list[tuple[str, str]] = []
     new: dict[str, list[Pod]] = {}
     looked = {**known, **pods} if among is None else among
@@ -185,7 +185,8 @@ def _whole_gangs(pods: Iterable[Pod]) -> set[tuple[str, str]]:
 
 
 def _may_be_told(pod: Pod, whole: Collection[tuple[str, str]]) -> bool:
-    return pod.is_ours and (not pod.gang or (pod.run, pod.gang) in whole)
+    """What runs has its place, whoever else is there of its gang."""
+    return pod.is_ours and (not pod.gang or (pod.run, pod.gang) in whole or status_of(pod) == RUNNING)
 
 
 def _age(pod: Pod) -> tuple[float, str]:

@@ -16,7 +16,7 @@ from egs_core.engine import EngineConfig
 from egs_core.engine import messages as m
 from egs_core.graph.columns import Graph
 from egs_core.kubernetes import places
-from egs_core.kubernetes.compared import Compared, changed
+from egs_core.kubernetes.compared import Compared, changed, move
 from egs_core.kubernetes.kinds import Kinds
 from egs_core.kubernetes.pods import Node, Pod
 from egs_core.kubernetes.room import room_of
@@ -40,7 +40,7 @@ from egs_core.site.embedded import EmbeddedSite
 from egs_core.site.protocol import Holder
 
 MOST_TASKS = 200_000
-"""When the site has so many it is made anew: an engine keeps what has ended."""
+"""When the site was told of so many it is made anew: an engine keeps what has ended."""
 MOST_KEYS = 256
 """With more, nodes are told apart by those alone that pods name now: a namespace may make up names without end."""
 HELD_S = 120.0
@@ -93,6 +93,7 @@ class ClusterSession:
         self._closed: frozenset[str] = frozenset()  # kinds of these
         self._nodes: dict[str, m.NodeAdded] = {}
         self._sizes: dict[str, int] = {}  # tasks by run
+        self._tasks = 0  # all of these: two a pod at most, and rests that were told anew
         self._before: Counter[int] = Counter()  # pods that have not ended before a task that stands for a rest
         self._measured: dict[str, Pod] = {}  # by uid, as they were when it was last looked at how long they take
         self._rests: dict[int, int] = {}  # phases of those tasks
@@ -121,7 +122,7 @@ class ClusterSession:
         heard, kinds, found = self._compared, self._kinds, list(nodes)
         heard.hear(pods)
         keys = kinds.wanted(heard.wheres, found)
-        if not keys <= kinds.keys or len(self._uids) > MOST_TASKS:
+        if not keys <= kinds.keys or self._tasks > max(MOST_TASKS, 4 * len(self._uids)):
             return every if len(every := keys | kinds.keys) <= MOST_KEYS else kinds.telling(heard.wheres, found)
         there = {node.name: node for node in found}
         if any(kinds.told.values()) and any(self._is_elsewhere(pod, there) for pod in heard.news()):
@@ -200,7 +201,7 @@ class ClusterSession:
             node, on = there[name], heard.on.get(name, {}).values()
             ours, others = [pod for pod in on if pod.run], [pod for pod in on if not pod.run]
             kind = kinds.of(node)
-            event = room_of(node, kind, ours, others, heard.ours, is_open=node.is_open and kind not in closed)
+            event = room_of(node, kind, ours, others, heard.counted, is_open=node.is_open and kind not in closed)
             if self._nodes.get(name) != event:
                 self._nodes[name] = event
                 events.append(event)
@@ -234,6 +235,7 @@ class ClusterSession:
         """Tell a block of a run. pods: so many of its tasks, the first ones, are no rests."""
         grown = self.site.call(lambda: self.site.grow(run, self._sizes[run], graph), 60.0)
         self._sizes[run] += graph.n_tasks
+        self._tasks += graph.n_tasks
         self._rests.update((grown.task + n, grown.phase + n) for n in range(pods, graph.n_tasks))
         return grown
 
@@ -249,7 +251,7 @@ class ClusterSession:
                 sights.append(m.Sight(known.task, status, node))
             self._may_have_lost = self._may_have_lost or (status == RUNNING and not self._is_as_granted(known, node))
             if status == OVER:
-                del self._live[known.run][uid]
+                move(self._live, known.run, None, uid, None)
                 self._over.add(uid)
                 sights += [m.Sight(rest, OVER) for rest in self._rests_done(known)]
             if status in (OVER, WAITING) and not (known.is_gang and status == WAITING):

@@ -19,7 +19,7 @@ from egs_core.kubernetes import names
 from egs_core.kubernetes.admission import Patch, Rules, is_served, patch_of, review_of
 from egs_core.kubernetes.certificate import RENEW_S, load_into, new_certificate
 from egs_core.kubernetes.cluster import CLAIM_TEMPLATES, JSON_PATCH, PRIORITY_CLASSES, WEBHOOKS, ApiError, Cluster
-from egs_core.kubernetes.faults import faults_of
+from egs_core.kubernetes.faults import faults_of, one_line
 from egs_core.kubernetes.pods import Object, part, text
 from egs_core.kubernetes.tiers import claimed
 
@@ -94,9 +94,8 @@ class Webhook:
                 meta = part(pod, "metadata")
                 name = text(meta, "name") or text(meta, "generateName")
                 paths = ", ".join(str(one["path"]) for one in patch)
-                self._say(
-                    f"pod {text(request, 'namespace')}/{name}: {paths}{about}{''.join(f'; {one}' for one in warnings)}"
-                )
+                said = f"{paths}{about}{''.join(f'; {one}' for one in warnings)}"
+                self._say(one_line(f"pod {text(request, 'namespace')}/{name}: {said}"))
         return review_of(review, patch, warnings)
 
     def _claim(self, pod: Object, namespace: str, *, is_tried: bool) -> tuple[Patch, str]:

@@ -98,6 +98,21 @@ def test_nothing_is_gated_past_its_release_by_time(api: EmulatedApi) -> None:
         assert api.gated() == {"waits"}
 
 
+def test_what_cannot_be_looked_at_keeps_no_gate_closed(api: EmulatedApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By something that a tenant has written: each gate is opened when its moment has come."""
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr("egs_core.kubernetes.looked.Looked.look", broken)
+    api.add("nodes", node("n1"))
+    api.add("pods", pod("waits"))
+    api.add("pods", pod("late", notes={"egs.io/release-by": OLD}))
+    with controlled(api, says="step: RuntimeError: broken"):
+        api.until(lambda: api.opened() == ["late"])
+        assert api.gated() == {"waits"}
+
+
 def test_the_second_process_opens_what_is_overdue(api: EmulatedApi, capsys: pytest.CaptureFixture[str]) -> None:
     """`egs kubernetes open-overdue`, with no controller: by the pod's own moment, or its age."""
     api.add("pods", pod("late", notes={"egs.io/release-by": OLD}))

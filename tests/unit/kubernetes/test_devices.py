@@ -302,6 +302,16 @@ def test_a_request_of_no_gpu_asks_for_none(made: list[Listed]) -> None:
     assert not there.inventory.uncounted
 
 
+def test_what_an_administrator_looks_at_is_free(made: list[Listed]) -> None:
+    """Such a claim is allocated a device that others may have, too."""
+    there = cluster(made, ONE)
+    its = allocated(claim("by-hand", request(adminAccess=True)), "n1", "gpu-0")
+    its["status"]["allocation"]["devices"]["results"][0]["adminAccess"] = True
+    there.claim(its)
+    put(there, asks("gpu"))
+    assert there.granted() == ["gpu"]
+
+
 def test_a_device_with_a_taint_is_for_what_tolerates_it(made: list[Listed]) -> None:
     """As with nodes: `Exists`, or `Equal` with the value."""
     taint = {"key": "bad", "value": "yes", "effect": "NoSchedule"}

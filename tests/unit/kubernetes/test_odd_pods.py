@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,23 @@ def test_what_cannot_be_read_is_said_to_who_made_the_pod(
     api.add("pods", raw)
     assert run(["kubernetes", "why", "odd", "-n", "team", "--kubeconfig", str(api.kubeconfig)]) == 0
     assert says in capsys.readouterr().out
+
+
+def test_nobody_begins_a_line_of_their_own_in_a_log(api: EmulatedApi) -> None:
+    """Whatever is in an annotation, in its JSON, or in the name of a pod that is yet to be refused for that."""
+    forged, limits = "9\r\npod team/forged: \x1b[2K\u2028", json.dumps({"a\nb": "2h"})
+    raw = pod("odd\nline", gate=False, rank=forged, notes={names.RUN_LIMITS: limits, names.RELEASE_BY: "déjà vu"})
+    said: list[str] = []
+    hook = Webhook(Cluster(api.kubeconfig), Rules(), ["hook"], lambda: True, said.append, ("127.0.0.1", 0))
+    hook.start()
+    try:
+        warnings = hook.answer(review(raw))["response"]["warnings"]
+    finally:
+        hook.stop()
+    lines = [line for line in said if "odd" in line]
+    assert all(line.isprintable() for line in [*lines, *warnings])
+    assert r'"9\r\npod team/forged: \x1b[2K\u2028"' in lines[0]
+    assert "déjà vu" in lines[0]
 
 
 def test_a_gang_that_fits_nowhere_together_says_so() -> None:

@@ -99,6 +99,15 @@ def test_only_named_labels_tell_kinds_of_nodes_apart() -> None:
 # --- what a list means ---
 
 
+def test_what_is_long_is_not_kept() -> None:
+    """What pods say of nodes is read once each, but kept only where it is short: a text may be as long as a pod."""
+    short, long = (made("p", spec={"nodeSelector": {"zone": "z" * length}}).where for length in (9, 5000))
+    assert places._stated(short) is places._stated(short)
+    assert places._stated(long) is not places._stated(long)
+    assert places._stated(long) == places._stated(long)
+    assert places.keys_of([short]) == places.keys_of([long]) == {"zone"}
+
+
 def test_what_comes_after_counts_once() -> None:
     """Pods of one run that were seen together share what comes behind them: their ranks differ, and their run has the
     longest rest to do, not the sum."""
@@ -130,6 +139,46 @@ def test_a_gang_is_new_when_it_is_whole() -> None:
     assert [one.uid for one in news] == ["a", "b"]
     assert seen.starts_together(news) == {"g"}
     assert seen.starts_together([msgspec.structs.replace(first, node="n"), second]) == frozenset()
+
+
+def test_what_runs_of_a_gang_is_told_when_the_rest_is_not_there() -> None:
+    """A new engine, while one of three gets no node and is left out: what the other two hold is not free, and a pod
+    that needs it waits."""
+    nodes = [node_of(node("n1", gpus=2))]
+    placed = {"gate": False, "spec": {"nodeName": "n1"}}
+    pods = {uid: made(uid, gpus=1, gang="g", size=3, **placed) for uid in "ab"}
+    waits = made("c", gpus=1, gang="g", size=3, gate=False)
+    assert [one.uid for one in seen.changes({**pods, "c": waits}, {}, "abc").new["team/w/r"]] == ["a", "b", "c"]
+    assert [one.uid for one in seen.changes({"a": pods["a"], "c": waits}, {}).new["team/w/r"]] == ["a"]
+    session, other = ClusterSession(), made("other", gpus=1, run="other")
+    try:
+        session.tell({**pods, "other": other}, nodes)
+        assert session.order() == ["other"]
+        assert session.granted() == []
+    finally:
+        session.close()
+
+
+def test_an_engine_is_made_anew_after_so_many_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It keeps what has ended, also what is deleted and pruned here: pods come and go, one at a time. With more pods
+    than that at once it is not made anew each time."""
+    monkeypatch.setattr("egs_core.kubernetes.session.MOST_TASKS", 10)
+    session = ClusterSession()
+    sites = [session.site]
+    try:
+        for number in range(12):
+            pods = {str(number): made(str(number), run=f"r{number}", rank=9, predicted=3)}
+            session.tell(pods)
+            session.prune(pods)
+            sites += [session.site] if session.site is not sites[-1] else []
+            assert sum(session._sizes.values()) <= 14
+            assert len(session._live) == 1
+        assert len(sites) in (2, 3)
+        many = {f"m{n}": made(f"m{n}", rank=9 + n, predicted=3) for n in range(20)}
+        session.tell(many)
+        assert session.outgrown(many) is None
+    finally:
+        session.close()
 
 
 @st.composite

@@ -66,6 +66,20 @@ def test_a_claim_that_cannot_be_counted_is_named(made: list[Listed]) -> None:
     }
 
 
+def test_what_a_claim_holds_that_is_not_counted_is_not_free(made: list[Listed]) -> None:
+    """All eight GPUs of one node, where another has four: no pod that needs eight is granted the same again."""
+    there = cluster(made, {"n1": [gpu(f"gpu-{n}") for n in range(8)], "n2": [gpu(f"gpu-{n}") for n in range(4)]})
+    put(there, asks("all", all_of()))
+    there.runs("all", "n1", *(f"gpu-{n}" for n in range(8)))
+    put(there, asks("eight", request(count=8)), asks("four", request(count=4)))
+    assert there.seen()[0]["all"].shape.gpu_milli == 0
+    assert "eight" not in there.granted()
+    assert "four" in there.granted()
+    there.ends("all")
+    del there.claims["c-all"]
+    assert "eight" in there.granted()
+
+
 def test_what_is_not_counted_is_one_line(api: EmulatedApi) -> None:
     """Of the controller's log, however many claim so; their gates are opened."""
     partition = mig("gpu-0-mig-1g", consumesCounters=[{"counterSet": "gpu-0", "counters": {}}])
