@@ -30,7 +30,8 @@ from egs_core.client.processes import descendants, is_alive, is_stopped
 
 LIBRARY = "libcuda.so.1"
 CUDA_FILE = "/dev/nvidia-uvm"
-"""Open in each process that has begun to use CUDA, until the driver has put it aside, and in what it has forked."""
+"""Open in each process that has begun to use CUDA, until the driver has put it aside; also in what it has forked, and
+with some drivers in what but asks NVML."""
 SPARE_BYTES = 1 << 30
 """Of the host's memory, that is to stay free of what comes from GPUs."""
 LOCK_MS = 10_000

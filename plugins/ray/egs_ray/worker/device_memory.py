@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 FOLDER = "EGS_DEVICE_FOLDER"
 """Environment variable: where device files are, if not in /dev. For tests on machines without a GPU."""
 
-CUDA_FILE = "nvidia-uvm"  # opened by every process that initialises CUDA, and by no other: NVML does without
+CUDA_FILE = "nvidia-uvm"  # opened by every process that initialises CUDA; with driver 580 by NVML as well
 HOST_PROCESSES = "pid:[4026531836]"  # the kernel's number of the namespace in which NVML counts processes
 GONE_STATES = ("Z", "X", "x")
 """A zombie has given all its memory back, on devices too, once it is its last thread: one whose first thread has ended
