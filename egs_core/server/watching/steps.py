@@ -78,7 +78,7 @@ def _left(book: Book, run: Run, action: Action) -> str:
     if run.is_request or run.inside:
         return "is, or is in, a GPU request: it has its GPUs to their end"
     if not run.requeue:
-        return "has not said that it may start again (egs run --requeue)"
+        return "has not said that it may start again (egs run --requeue or --suspend)"
     if any(one.lease is None or one.stop for one in book.gangs.members(run)):
         return "has a gang that is about to start or to end"
     return ""
