@@ -266,7 +266,7 @@ class Controller:
         placeless = looked.placeless(nodes)
         self._open(gates.stranded(placeless.values()))
         told: Mapping[str, Pod] = looked.ordered
-        if left_out := {*placeless, *self._stuck.among(looked.unplaced)}:
+        if left_out := {*placeless, *self._stuck.among(looked.unplaced, now)}:
             told = {uid: pod for uid, pod in told.items() if uid not in left_out}
         session = self._told_session(told, nodes)
         if session is None:

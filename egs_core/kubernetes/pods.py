@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -63,7 +64,7 @@ class Pod(msgspec.Struct, frozen=True):
     by whom; is_paused: it is, or its stage or run is (`with_pauses`); resumed_at: when that was taken back. images,
     pull_secrets: what its containers are made of, and with whose rights that is pulled (`images.pod_with_images`
     alone). gpu: the name of its GPUs' resource, "" without; is_placeholder: by its label and its class, it stands for
-    others. is_refused: the scheduler has looked at it and has no node for it. claims: names of its ResourceClaims;
+    others. refusal: the scheduler has no node for it, the words it says that in. claims: names of its ResourceClaims;
     lacks_claims: some of them are not made yet; claimed: how many devices it asks for by them (`claiming` alone)."""
 
     uid: str
@@ -111,7 +112,7 @@ class Pod(msgspec.Struct, frozen=True):
     pull_secrets: tuple[str, ...] = ()
     gpu: str = ""
     is_placeholder: bool = False
-    is_refused: bool = False
+    refusal: str = ""
     claims: tuple[str, ...] = ()
     lacks_claims: bool = False
     claimed: int = 0
@@ -208,7 +209,7 @@ def pod_of(raw: Object) -> Pod:
         resumed_at=seconds_of(notes.get(names.RESUMED)),
         gpu=_gpu_of(spec),
         is_placeholder=names.PLACEHOLDER in labels and text(spec, "priorityClassName") == names.PLACEHOLDER_CLASS,
-        is_refused=_is_refused(status),
+        refusal=_refusal(status),
         claims=tuple(name for name in claims if name),
         lacks_claims="" in claims,
     )
@@ -289,11 +290,14 @@ def with_pauses(pods: Mapping[str, Pod]) -> dict[str, Pod]:
     return found
 
 
-def _is_refused(status: Object) -> bool:
-    """One that is nominated for a node waits for others that leave it: it is as good as there."""
+def _refusal(status: Object) -> str:
+    """Without numbers and order, which are of how many nodes. "": it is none. One that is nominated for a node waits
+    for others that leave it: it is as good as there."""
     said = [one for one in items(status, "conditions") if text(one, "type") == "PodScheduled"]
-    is_no = any(text(one, "status") == "False" and text(one, "reason") == "Unschedulable" for one in said)
-    return is_no and not status.get("nominatedNodeName")
+    no = [one for one in said if text(one, "status") == "False" and text(one, "reason") == "Unschedulable"]
+    if not no or status.get("nominatedNodeName"):
+        return ""
+    return " ".join(sorted({"Unschedulable", *re.findall(r"[^\W\d]+", text(no[0], "message"))}))
 
 
 def _ended(status: Object) -> float:

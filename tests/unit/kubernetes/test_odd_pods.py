@@ -17,7 +17,8 @@ from egs_core.graph.columns import Shape
 from egs_core.kubernetes import names
 from egs_core.kubernetes.admission import Rules
 from egs_core.kubernetes.cluster import Cluster
-from egs_core.kubernetes.pods import Pod, pod_of, shape_of
+from egs_core.kubernetes.pods import Pod, node_of, pod_of, shape_of
+from egs_core.kubernetes.session import ClusterSession
 from egs_core.kubernetes.stuck import Stuck
 from egs_core.kubernetes.telling import texts
 from egs_core.kubernetes.webhook import Webhook
@@ -110,11 +111,69 @@ def test_who_gets_no_node() -> None:
     assert looked(stuck, 29.0, refused, nominated) == []
     assert looked(stuck, 31.0, refused, nominated) == ["a"]
     assert looked(stuck, 32.0, refused, granted=False) == []
-    assert stuck.among({"a": refused}) == {"a"}
-    assert stuck.among({}) == set()
+    assert stuck.among({"a": refused}, 32.0) == {"a"}
+    assert stuck.among({}, 33.0) == set()
     assert looked(stuck, 40.0, refused) == []  # the time begins anew
     assert looked(stuck, 60.0, refused, granted=False) == []
     assert looked(stuck, 75.0, refused) == []
+
+
+def test_what_gets_no_node_has_its_turn_again() -> None:
+    """As its volume may have come: after ten minutes, then twenty, and at most an hour, so that its room is kept for it
+    for half a minute of each. A tenth of that where the scheduler says something else, but for numbers and order."""
+
+    def says(message: str) -> Pod:
+        return pod_of(pod("a", uid="a", gate=False, status={"conditions": [REFUSED | {"message": message}]}))
+
+    stuck, now, waited = Stuck(), 0.0, []
+    volume = says("0/3 nodes are available: 1 has no volume, 2 Insufficient cpu")
+    same = says("0/4 nodes are available: 1 Insufficient cpu, 3 has no volume")
+    for pod_now in (volume, same, volume, same, volume):
+        assert looked(stuck, now, pod_now) == []
+        found_at = now = now + 30.0
+        assert looked(stuck, now, pod_now) == ["a"]
+        while stuck.among({"a": same}, now):
+            assert looked(stuck, now, same) == []
+            now += 10.0
+        waited.append(now - found_at)
+        assert stuck.among({"a": says("other")}, now) == set()
+    assert waited == [600.0, 1200.0, 2400.0, 3600.0, 3600.0]
+    stuck = Stuck()
+    assert (looked(stuck, 0.0, volume), looked(stuck, 30.0, volume)) == ([], ["a"])
+    other = says("0/3 nodes are available: 3 Insufficient cpu")
+    assert stuck.among({"a": other}, 89.0) == {"a"}
+    assert stuck.among({"a": other}, 90.0) == set()
+    assert stuck.among({"a": volume}, 91.0) == set()
+
+
+def test_small_pods_do_not_keep_a_large_one_from_its_turn_for_ever() -> None:
+    """Both GPUs were granted to the large one, which lacked its volume for 40 s. Ten minutes later it is the first to
+    be granted what becomes free, before a small one that has come."""
+    nodes, stuck, session = [node_of(node("n1", gpus=2))], Stuck(), ClusterSession()
+    large = pod_of(pod("large", uid="large", gpus=2, rank=99, gate=False, status={"conditions": [REFUSED]}))
+    small, late = (pod_of(pod(name, uid=name, gpus=1, rank=9, predicted=5)) for name in ("small", "late"))
+    runs = pod_of(pod("small", uid="small", gpus=1, rank=9, predicted=5, gate=False, spec={"nodeName": "n1"}))
+
+    def step(now: float, *pods: Pod) -> list[str]:
+        there = {one.uid: one for one in pods}
+        out = stuck.among({"large": large}, now)
+        told = {uid: one for uid, one in there.items() if uid not in out}
+        session.tell(told, nodes)
+        session.prune(told)
+        session.order()
+        stuck.look({"large": large}, session.has_grant, now)
+        return session.granted()
+
+    try:
+        assert step(0.0, large, small) == ["large"]
+        assert step(30.0, large, small) == ["large"]
+        assert step(31.0, large, small) == ["small"]
+        assert "large" not in step(600.0, large, runs)
+        step(630.0, large, runs)
+        assert session.order() == ["large"]
+        assert step(640.0, large, late) == ["large"]
+    finally:
+        session.close()
 
 
 def review(raw: dict[str, Any]) -> dict[str, Any]:
