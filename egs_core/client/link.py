@@ -16,6 +16,7 @@ from egs_core.errors import EgsError
 
 Say = Callable[[str], None]
 WAKE = signal.SIGURG  # to the main thread: there is news
+CLOSE_S = 0.5
 WAIT_S, AGAIN_S = 20.0, 0.5  # that a heartbeat may be held back; until what failed is tried again
 
 
@@ -49,6 +50,12 @@ class Link:
     def stop(self) -> None:
         """No more heartbeats; does not wait for one that is under way."""
         self._is_over.set()
+
+    def close(self) -> None:
+        """The same; waits a moment for the one that is under way, which the end of the run answers: Python may not end
+        while a thread makes a connection (its finalizers change then)."""
+        self.stop()
+        self._thread.join(CLOSE_S)
 
     def _beat(self) -> None:
         while not self._is_over.is_set():

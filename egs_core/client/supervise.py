@@ -99,7 +99,7 @@ class Supervisor:
             try:
                 return self._follow(view, link)
             finally:
-                link.stop()
+                link.close()
         except Ended as ended:
             if str(ended):
                 self._say(str(ended))
