@@ -16,7 +16,7 @@ from egs_core.client.processes import PROC, parents
 
 FOLDER = "EGS_DEVICE_FOLDER"
 """Environment variable: where device files are, if not in /dev. For tests on machines without a GPU."""
-CUDA_FILE = "nvidia-uvm"  # opened by every process that initialises CUDA
+CUDA_FILE = "nvidia-uvm"  # opened by every process that initialises CUDA; with driver 580 by NVML as well
 
 
 def users_of(ids: Sequence[str]) -> dict[str, tuple[int, ...]]:

@@ -105,6 +105,8 @@ class Supervisor:
                 self._say(str(ended))
             return ended.code
         finally:
+            if self._suspension:
+                self._forget_activity()
             self._suspension.close()
             self._loading.close()
             self._signals.close()
@@ -174,7 +176,6 @@ class Supervisor:
     def _end_if_over(self, view: c.RunView) -> None:
         if view.state == "ended":
             when = "while it was put aside" if self._suspension else "before it started"
-            self._forget_activity()
             raise Ended(ABORTED, f"run {view.id} has ended {when}: {view.reason or view.outcome}")
 
     # --- the command ---

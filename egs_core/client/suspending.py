@@ -25,13 +25,11 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from egs_core.client.gpu_users import uses_cuda
 from egs_core.client.messages import MOST_PROCESSES, Process
 from egs_core.client.processes import descendants, is_alive, is_stopped
 
 LIBRARY = "libcuda.so.1"
-CUDA_FILE = "/dev/nvidia-uvm"
-"""Open in each process that has begun to use CUDA, until the driver has put it aside; also in what it has forked, and
-with some drivers in what but asks NVML."""
 SPARE_BYTES = 1 << 30
 """Of the host's memory, that is to stay free of what comes from GPUs."""
 LOCK_MS = 10_000
@@ -179,17 +177,8 @@ def go_on(aside: Aside, devices: Sequence[str]) -> None:
 
 
 def _cuda_users(processes: Iterable[Process]) -> list[int]:
-    """Those that have CUDA's file open: they use it, or a parent of theirs does."""
-    return [one.pid for one in processes if _has_cuda_file(one.pid)]
-
-
-def _has_cuda_file(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(OSError):
-                if os.readlink(f"/proc/{pid}/fd/{name}") == CUDA_FILE:
-                    return True
-    return False
+    """Those that have CUDA's file open: they use it, or have but inherited it, or ask NVML."""
+    return [one.pid for one in processes if uses_cuda(one.pid)]
 
 
 def _stop(processes: Sequence[Process]) -> None:

@@ -16,7 +16,7 @@ from egs_core.client.http import Refused
 from egs_core.client.processes import descendants, is_stopped
 from egs_core.client.supervise import request_of
 from tests.unit.server.real_site import RealSite, wait_for
-from tests.unit.server.served import UNTIL, content
+from tests.unit.server.served import UNTIL, content, own_site
 
 COUNTS = """
 import os, subprocess, sys, time
@@ -35,12 +35,8 @@ sys.exit(7)
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[RealSite]:
-    found = RealSite(tmp_path / "site", gpus=1)
-    try:
-        found.start()
+    with own_site(tmp_path, 1) as found:
         yield found
-    finally:
-        found.close()
 
 
 class Low:
@@ -110,12 +106,9 @@ def test_what_is_aside_ends_with_its_run(site: RealSite, tmp_path: Path, how: st
 @pytest.mark.slow
 def test_on_another_gpu_it_is_started_again(tmp_path: Path) -> None:
     """What it would start later has the GPU that its parent was told, which is somebody else's by then."""
-    two = RealSite(tmp_path / "two", gpus=2)
-    try:
-        two.start()
-        first = two.run(
-            "--gpus", "1", "--", sys.executable, "-c", UNTIL, str(tmp_path / "a"), str(tmp_path / "a.go"), "0"
-        )
+    with own_site(tmp_path, 2) as two:
+        words = (sys.executable, "-c", UNTIL, str(tmp_path / "a"), str(tmp_path / "a.go"), "0")
+        first = two.run("--gpus", "1", "--", *words)
         wait_for(lambda: content(tmp_path / "a"), "one GPU is held")
         low = Low(two, tmp_path)
         go = high(two, tmp_path)
@@ -128,8 +121,6 @@ def test_on_another_gpu_it_is_started_again(tmp_path: Path) -> None:
         go.touch()
         assert low.run.wait(60) == 7
         assert "its turn has come on another GPU" in low.run.communicate()[1]
-    finally:
-        two.close()
 
 
 def _is_there(pid: int) -> bool:
@@ -166,3 +157,16 @@ def test_an_end_is_not_taken_while_what_is_aside_runs(site: RealSite, tmp_path: 
         for one in there:
             os.kill(one.pid, signal.SIGKILL)
         os.kill(low.run.pid, signal.SIGCONT)
+
+
+def test_what_is_ended_while_it_waits_says_so(site: RealSite, tmp_path: Path) -> None:
+    """With --idle-timeout, too, which has nothing to look at before the command has begun."""
+    go = high(site, tmp_path)
+    waits = site.run("--gpus", "1", "--idle-timeout", "1h", "--name", "waits", "--", "true")
+    number = wait_for(lambda: site.queued().get("waits"), "it waits")
+    site.egs("abort", number)
+    assert waits.wait(60) == 143
+    said = waits.communicate()[1]
+    assert f"run {number} has ended before it started" in said
+    assert "Traceback" not in said
+    go.touch()
