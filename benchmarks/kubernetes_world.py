@@ -29,7 +29,7 @@ from egs_core.kubernetes.cluster import (
 from egs_core.kubernetes.images import full_name, images_of
 from egs_core.kubernetes.manifests import Installation, objects
 from egs_core.kubernetes.mirror import Mirror
-from egs_core.kubernetes.pods import moment
+from egs_core.kubernetes.objects import moment
 
 NODES_OF, CPUS, MEMORY_GIB = 2, 16, 64
 WRITERS = 4

@@ -1,8 +1,9 @@
 """What EGS does in a Kubernetes cluster: the order in which pods with its labels may start (decision 75).
 
 names        labels, annotations and the gate, as pods carry them
-pods         pods and nodes as values; stated: the limits that they state; faults: what they
-             state and nobody can read; places: on which nodes a pod may run
+objects      fields of what the API server has; pods: pods and nodes as values
+stated       the limits that they state; faults: what they state and nobody can read
+places       on which nodes a pod may run
 devices      what drivers offer and claims ask (DRA); selectors: which devices a claim means; room: what a node has
 workflows    Argo's Workflows as values; paths: how long the run of a pod goes on from its start
 seen         what a list of pods means for an engine that was told of an earlier one

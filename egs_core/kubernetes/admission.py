@@ -15,7 +15,7 @@ import msgspec
 
 from egs_core.kubernetes import names
 from egs_core.kubernetes.gates import RELEASE_BY_S
-from egs_core.kubernetes.pods import Object, items, moment, part, text
+from egs_core.kubernetes.objects import Object, items, moment, part, text
 from egs_core.kubernetes.tiers import ClaimRule
 
 Patch = list[dict[str, Any]]

@@ -11,7 +11,8 @@ import msgspec
 
 from egs_core.client.outlooks import MOST_AMOUNT, MOST_S, MOST_WORK, Amounts, Holding, Outlook, Queue, Work
 from egs_core.kubernetes import names
-from egs_core.kubernetes.pods import Object, Pod, items, length_s, number, part, quantity, seconds_of, text
+from egs_core.kubernetes.objects import Object, items, length_s, number, part, quantity, seconds_of, text
+from egs_core.kubernetes.pods import Pod
 from egs_core.kubernetes.priorities import Workload, workload_of
 from egs_core.time_estimates import remaining
 

@@ -15,7 +15,8 @@ import msgspec
 
 from egs_core.client.outlooks import MOST_ASKED, MOST_S, Candidate, Naming, Question
 from egs_core.kubernetes.bookings import Booked, work_of
-from egs_core.kubernetes.pods import Object, Pod, items, part, text
+from egs_core.kubernetes.objects import Object, items, part, text
+from egs_core.kubernetes.pods import Pod
 
 MANAGER, WORKER = "manager", "worker"
 ROLES = (MANAGER, WORKER)

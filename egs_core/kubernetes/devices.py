@@ -20,7 +20,8 @@ from typing import Any
 import msgspec
 
 from egs_core.flavor_names import flavor_of_product
-from egs_core.kubernetes.pods import Device, Facts, Object, items, number, part, quantity, text
+from egs_core.kubernetes.objects import Object, items, number, part, quantity, text
+from egs_core.kubernetes.pods import Device, Facts
 from egs_core.kubernetes.selectors import Quantity, is_selected, version_of
 
 OF_GPUS = "gpu."

@@ -9,17 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from egs_core.kubernetes import names
-from egs_core.kubernetes.pods import (
-    MOST_PRIORITY,
-    Object,
-    hints_of,
-    length_s,
-    number,
-    object_of,
-    part,
-    seconds_of,
-    text,
-)
+from egs_core.kubernetes.objects import Object, length_s, number, object_of, part, seconds_of, text
+from egs_core.kubernetes.pods import MOST_PRIORITY, hints_of
 from egs_core.kubernetes.stated import stated_of
 
 _LABELS = (names.WORKLOAD, names.RUN, names.TASK, names.RANK, names.PREDICTED_S, names.GANG)

@@ -10,7 +10,8 @@ from functools import lru_cache
 
 import msgspec
 
-from egs_core.kubernetes.pods import Node, Object, Pod, items, node_of, part, pod_of, text
+from egs_core.kubernetes.objects import Object, items, part, text
+from egs_core.kubernetes.pods import Node, Pod, node_of, pod_of
 
 PULL_S = 120.0
 """How long an image takes to be pulled, where nothing else is known."""

@@ -11,9 +11,10 @@ from egs_core.kubernetes import gates, names
 from egs_core.kubernetes.cluster import CLAIM_TEMPLATES, PODS, WEBHOOKS, ApiError, Cluster
 from egs_core.kubernetes.clusters import MANAGER
 from egs_core.kubernetes.manifests import KINDS, Installation, objects
+from egs_core.kubernetes.objects import Object
 from egs_core.kubernetes.overdue import open_all
 from egs_core.kubernetes.placeholding import PlaceholderSettings
-from egs_core.kubernetes.pods import Object, pod_of
+from egs_core.kubernetes.pods import pod_of
 from egs_core.kubernetes.preloads import preload_of
 from egs_core.kubernetes.tiers import NAME as CLAIM_NAME
 from egs_core.kubernetes.tiers import ClaimRule

@@ -9,7 +9,8 @@ from egs_core.kubernetes import names
 from egs_core.kubernetes.cluster import APPLY, PODS, STRATEGIC, WORKLOADS, ApiError, Cluster
 from egs_core.kubernetes.clusters import Nomination, status_with
 from egs_core.kubernetes.limits import Deadline
-from egs_core.kubernetes.pods import Pod, moment
+from egs_core.kubernetes.objects import moment
+from egs_core.kubernetes.pods import Pod
 from egs_core.kubernetes.priorities import Raise
 
 FIELDS_OF = "kueue-admission"

@@ -17,7 +17,8 @@ import msgspec
 from egs_core.errors import InputError
 from egs_core.kubernetes import names
 from egs_core.kubernetes.cluster import PODS, WORKFLOWS, ApiError, Cluster
-from egs_core.kubernetes.pods import Object, Pod, moment, part, pod_of, text
+from egs_core.kubernetes.objects import Object, moment, part, text
+from egs_core.kubernetes.pods import Pod, pod_of
 from egs_core.kubernetes.standing import run_of
 from egs_core.kubernetes.steering import Asked, Target, actor_of, name_of, target_of
 

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 from egs_core.kubernetes import names
 from egs_core.kubernetes.cluster import JOBS, PODS, WORKFLOWS, ApiError, Cluster
-from egs_core.kubernetes.pods import Pod, moment
+from egs_core.kubernetes.objects import moment
+from egs_core.kubernetes.pods import Pod
 from egs_core.kubernetes.retries import may_be_covered, why_not_argo, why_not_job
 from egs_core.kubernetes.steering import note_event
 from egs_core.kubernetes.workflows import Workflow, workflow_of

@@ -22,8 +22,9 @@ import msgspec
 from egs_core.kubernetes import names
 from egs_core.kubernetes.foreseen import Start, Wanted, is_opened
 from egs_core.kubernetes.images import images_of
+from egs_core.kubernetes.objects import Object, items, part, seconds_of, text
 from egs_core.kubernetes.places import NAME_FIELD
-from egs_core.kubernetes.pods import Object, Pod, items, part, seconds_of, text
+from egs_core.kubernetes.pods import Pod
 
 AT_ONCE, ON_ONE_NODE = 20, 2
 """So many are there at most, in all and on one node: a kubelet pulls one image after the other."""

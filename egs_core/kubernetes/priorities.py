@@ -24,7 +24,8 @@ import msgspec
 
 from egs_core.graph.columns import Shape
 from egs_core.kubernetes import names
-from egs_core.kubernetes.pods import Object, items, part, quantity, shape_of, text
+from egs_core.kubernetes.objects import Object, items, part, quantity, text
+from egs_core.kubernetes.pods import shape_of
 
 AHEAD = 12
 """So many of a queue's each priority at most: more than Kueue admits (20 a second) until what follows is written."""

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import re
 
-from egs_core.kubernetes.pods import Object, Pod, number, part, text
+from egs_core.kubernetes.objects import Object, number, part, text
+from egs_core.kubernetes.pods import Pod
 from egs_core.kubernetes.workflows import Workflow
 
 USUAL_BACKOFF = 6

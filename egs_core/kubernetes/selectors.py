@@ -19,7 +19,8 @@ from typing import Any
 
 import msgspec
 
-from egs_core.kubernetes.pods import Facts, quantity
+from egs_core.kubernetes.objects import quantity
+from egs_core.kubernetes.pods import Facts
 
 MOST_BYTES = 10 * 1024
 _TEXT = re.compile(

@@ -8,7 +8,8 @@ import msgspec
 
 from egs_core.kubernetes import names
 from egs_core.kubernetes.faults import faults_of
-from egs_core.kubernetes.pods import Object, Pod, items, moment, part, pod_of, text
+from egs_core.kubernetes.objects import Object, items, moment, part, text
+from egs_core.kubernetes.pods import Pod, pod_of
 
 WAITS, PAUSED, HELD, QUEUED, OPENED, RUNS, ENDED = "waits", "paused", "held", "queued", "opened", "runs", "ended"
 KUEUE = "kueue.x-k8s.io/"

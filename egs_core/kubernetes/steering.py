@@ -19,7 +19,8 @@ import msgspec
 from egs_core.errors import InputError
 from egs_core.kubernetes import names
 from egs_core.kubernetes.cluster import EVENTS, PODS, WHO_AM_I, WORKFLOWS, ApiError, Cluster
-from egs_core.kubernetes.pods import Object, items, moment, part, pod_of, text
+from egs_core.kubernetes.objects import Object, items, moment, part, text
+from egs_core.kubernetes.pods import pod_of
 from egs_core.kubernetes.standing import run_of
 
 TERMINATE = "Terminate"

@@ -20,7 +20,8 @@ import msgspec
 from egs_core.errors import InputError
 from egs_core.flavor_names import LABELS
 from egs_core.kubernetes import names
-from egs_core.kubernetes.pods import Object, hints_of, items, number, part, text
+from egs_core.kubernetes.objects import Object, items, number, part, text
+from egs_core.kubernetes.pods import hints_of
 
 NAME = "egs-gpus"
 """Of the claim in its pod, and what names of templates begin with."""

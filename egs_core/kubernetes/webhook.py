@@ -20,7 +20,7 @@ from egs_core.kubernetes.admission import Patch, Rules, is_served, patch_of, rev
 from egs_core.kubernetes.certificate import RENEW_S, load_into, new_certificate
 from egs_core.kubernetes.cluster import CLAIM_TEMPLATES, JSON_PATCH, PRIORITY_CLASSES, WEBHOOKS, ApiError, Cluster
 from egs_core.kubernetes.faults import faults_of, one_line
-from egs_core.kubernetes.pods import Object, part, text
+from egs_core.kubernetes.objects import Object, part, text
 from egs_core.kubernetes.tiers import claimed
 
 MOST_BYTES = 4 << 20

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from egs_core.kubernetes import names
-from egs_core.kubernetes.pods import Object, items, length_s, number, part, quantity, seconds_of, text
+from egs_core.kubernetes.objects import Object, items, length_s, number, part, quantity, seconds_of, text
 
 OVER = frozenset(("Succeeded", "Failed", "Error", "Skipped", "Omitted"))
 DRIVER = "-driver"

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from egs_core.kubernetes import gates, names
+from egs_core.kubernetes.objects import moment
 from egs_core.kubernetes.overdue import open_overdue
-from egs_core.kubernetes.pods import moment
 from tests.cluster.real import LIMIT_S, Site, controlled, until
 from tests.cluster.test_real_cluster import pytestmark
 

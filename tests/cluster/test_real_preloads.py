@@ -22,7 +22,7 @@ from egs_core.kubernetes.images import PULL_S as ASSUMED_S
 from egs_core.kubernetes.images import images_of
 from egs_core.kubernetes.leaving import leave
 from egs_core.kubernetes.manifests import KINDS, objects
-from egs_core.kubernetes.pods import moment
+from egs_core.kubernetes.objects import moment
 from egs_core.kubernetes.preloads import preload_of
 from tests.cluster.real import FILE, LIMIT_S, Site, applied, controlled, refusal, understood, until
 from tests.cluster.test_real_cluster import pytestmark

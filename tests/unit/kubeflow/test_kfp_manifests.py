@@ -20,7 +20,7 @@ from kfp import compiler
 
 from egs_core.cli.app import run
 from egs_core.errors import InputError
-from egs_core.kubernetes.pods import quantity as amount_of
+from egs_core.kubernetes.objects import quantity as amount_of
 from egs_kubeflow.convert.documents import documents_of
 from egs_kubeflow.manifests.command import uncounted_memory
 from egs_kubeflow.manifests.files import files_of, write_files

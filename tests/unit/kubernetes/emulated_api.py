@@ -19,7 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import yaml
 
-from egs_core.kubernetes.pods import moment
+from egs_core.kubernetes.objects import moment
 
 LIMIT_S = 120.0
 GATE = "egs.io/order"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from egs_core.kubernetes.pods import quantity
+from egs_core.kubernetes.objects import quantity
 
 Judge = Callable[..., list[str]]
 """What the rules have against an object; of an update, the old one follows."""

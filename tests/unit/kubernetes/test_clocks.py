@@ -17,7 +17,8 @@ from egs_core.kubernetes import gates, names
 from egs_core.kubernetes.admission import Rules
 from egs_core.kubernetes.clock import ServerClock
 from egs_core.kubernetes.cluster import PODS, ApiError, Cluster
-from egs_core.kubernetes.pods import Pod, moment, pod_of, seconds_of
+from egs_core.kubernetes.objects import moment, seconds_of
+from egs_core.kubernetes.pods import Pod, pod_of
 from egs_core.kubernetes.webhook import Webhook
 from tests.unit.kubernetes.controlled import controlled
 from tests.unit.kubernetes.emulated_api import EmulatedApi

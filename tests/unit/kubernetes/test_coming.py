@@ -11,8 +11,8 @@ from egs_core.graph.columns import Shape
 from egs_core.kubernetes.coming import to_come
 from egs_core.kubernetes.foreseen import Wanted
 from egs_core.kubernetes.images import pod_with_images
+from egs_core.kubernetes.objects import moment
 from egs_core.kubernetes.paths import Traces
-from egs_core.kubernetes.pods import moment
 from egs_core.kubernetes.workflows import workflow_of
 from tests.unit.kubernetes.made_workflows import executor, group, node, task, workflow
 

@@ -15,7 +15,8 @@ pytest.importorskip("kubernetes", reason="the client of Kubernetes is not instal
 from egs_core.cli.app import run
 from egs_core.kubernetes.cluster import ApiError, Cluster, Kind
 from egs_core.kubernetes.limits import KEPT_S, Deadline, Limiting, Rules, by_run
-from egs_core.kubernetes.pods import Pod, moment, pod_of
+from egs_core.kubernetes.objects import moment
+from egs_core.kubernetes.pods import Pod, pod_of
 from tests.unit.kubernetes.controlled import controlled
 from tests.unit.kubernetes.emulated_api import LIMIT_S, EmulatedApi
 from tests.unit.kubernetes.made_pods import node, pod

@@ -69,7 +69,7 @@ class Sites:
 
 
 def _moment(at: float) -> str:
-    from egs_core.kubernetes.pods import moment
+    from egs_core.kubernetes.objects import moment
 
     return moment(at)
 

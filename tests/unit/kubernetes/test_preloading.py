@@ -18,7 +18,7 @@ from egs_core.kubernetes.cluster import ApiError, Cluster, Kind
 from egs_core.kubernetes.controller import Settings
 from egs_core.kubernetes.images import full_name, images_of
 from egs_core.kubernetes.manifests import Installation, objects
-from egs_core.kubernetes.pods import moment
+from egs_core.kubernetes.objects import moment
 from egs_core.kubernetes.preloads import preload_of
 from tests.unit.kubernetes.controlled import controlled
 from tests.unit.kubernetes.emulated_api import EmulatedApi

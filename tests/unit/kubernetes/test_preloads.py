@@ -15,7 +15,8 @@ from egs_core.kubernetes import names, preloads
 from egs_core.kubernetes.foreseen import NEVER, Owner, Start, Wanted, end_of, starts, waiting
 from egs_core.kubernetes.images import full_name, images_of, node_with_images, pod_with_images
 from egs_core.kubernetes.manifests import Installation, objects
-from egs_core.kubernetes.pods import Node, Pod, moment, pod_of
+from egs_core.kubernetes.objects import moment
+from egs_core.kubernetes.pods import Node, Pod, pod_of
 from egs_core.kubernetes.preloads import AT_ONCE, FAILED, LOADED, LOADING, ON_ONE_NODE, Preload, made, preload_of
 from tests.unit.kubernetes.made_pods import node, pod
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from egs_core.kubernetes.devices import slice_of
-from egs_core.kubernetes.pods import Facts, quantity
+from egs_core.kubernetes.objects import quantity
+from egs_core.kubernetes.pods import Facts
 from egs_core.kubernetes.selectors import is_selected
 from tests.unit.kubernetes.made_devices import DRIVER, T4, gpu, mig, resource_slice
 
