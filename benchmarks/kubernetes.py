@@ -48,7 +48,8 @@ from rich.table import Table
 from benchmarks.kubernetes_world import LIMIT_S, READY_S, Outcome, Run, Side, Task, World, ranked
 from egs_core.errors import InputError
 from egs_core.kubernetes.cluster import Cluster
-from egs_core.kubernetes.controller import Controller, Settings
+from egs_core.kubernetes.controller import Controller
+from egs_core.kubernetes.settings import Settings
 
 ON = ("native", "kueue", "egs", "egs-kueue")
 SIDES = (*ON, *(f"{on}-split" for on in ON), "egs-preload", "egs-split-preload")

@@ -43,7 +43,8 @@ class World:
 
     def __init__(self, nodes: int, pods: int, folder: Path) -> None:
         from egs_core.kubernetes.cluster import Cluster
-        from egs_core.kubernetes.controller import Controller, Settings
+        from egs_core.kubernetes.controller import Controller
+        from egs_core.kubernetes.settings import Settings
 
         (folder / "config").write_text(json.dumps(CONFIG))
         self.controller = Controller(Cluster(folder / "config"), Settings(identity="looks"), print)

@@ -9,7 +9,8 @@ begins, and all of them have room. The bare loop patches one pod after another o
 side as the controller does (`bare_beside`). The controller runs in a process of its own: its processor time and memory
 are that process's, lists and watches included; decision to release is from the engine's grant to the API server's
 answer. With `--a-second` each node has room for one pod, and so many a second of those that are placed end: what a
-decision takes then, and not how long the line before it is; the first ones, which have room at once, are not counted.
+decision takes then, and not how long the line before it is; the first ones, which have room at once, are not counted,
+and none ends before all of them have their nodes.
 With `--shared` all sides have the same pods: each bare loop opens a tenth of them, the controller the rest. It is said,
 too, when all of them had their nodes: the controller waits for that, `--window` pods at a time, and a loop does not.
 
@@ -42,13 +43,14 @@ from benchmarks.kubernetes_world import GPU, NAMESPACES, add_namespace
 from egs_core.errors import InputError
 from egs_core.kubernetes import names
 from egs_core.kubernetes.cluster import NODES, PODS, WORKLOADS, ApiError, Cluster
-from egs_core.kubernetes.controller import Controller, Settings
+from egs_core.kubernetes.controller import Controller
 from egs_core.kubernetes.gates import Opening
 from egs_core.kubernetes.mirror import Mirror
 from egs_core.kubernetes.opening import open_gate, raise_priority
 from egs_core.kubernetes.pods import Pod, pod_of
 from egs_core.kubernetes.priorities import Raise, Workload, workload_of
 from egs_core.kubernetes.session import ClusterSession
+from egs_core.kubernetes.settings import Settings
 from egs_core.kubernetes.writing import AT_ONCE
 from egs_core.site import Grant
 
@@ -202,6 +204,9 @@ class World:
         cluster, ended = Cluster(self.kubeconfig), set[str]()
         placed = Mirror(cluster, PODS, pod_of, lambda: None, labels=f"{QUEUE}={self.name}")
         placed.start()
+        # what has room at once is a line of its own: what comes after it is measured behind its end
+        while sum(bool(one.node) for one in placed.items().values()) < self.at_once and not over.wait(0.2):
+            pass
         began = time.monotonic()
         while not over.wait(max(0.0, began + len(ended) / self.a_second - time.monotonic())):
             pod = next((one for one in placed.items().values() if one.node and one.uid not in ended), None)

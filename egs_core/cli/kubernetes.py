@@ -105,6 +105,10 @@ def controller(
     cluster_name: Annotated[
         str, typer.Option(help="With EGS_URL: what people at the site server see; default: the API server's address.")
     ] = "",
+    notebook_queue: Annotated[
+        str,
+        typer.Option(help="With EGS_URL: the queue of notebooks; default: as of their namespace's pods."),
+    ] = "",
     multikueue: Annotated[
         str,
         typer.Option(
@@ -144,22 +148,25 @@ def controller(
     writes nothing more than without.
 
     With EGS_URL in its environment, and EGS_TOKEN over TCP, the pods are ordered by that site server with all else that
-    shares its queues: those of a namespace in the queue of its name, others in that of EGS_QUEUE. Nothing is preempted
-    there. While it is away gates wait for a minute, then the controller orders its cluster alone until it is back.
+    shares its queues: those of a namespace in the queue of its name, others in that of EGS_QUEUE, and
+    notebooks in that of --notebook-queue. Nothing is preempted there. While it is away gates wait for a minute, then
+    the controller orders its cluster alone until it is back.
     """
     from egs_core.kubernetes import admission
     from egs_core.kubernetes.cluster import Cluster
-    from egs_core.kubernetes.controller import Controller, Settings
+    from egs_core.kubernetes.controller import Controller
     from egs_core.kubernetes.limits import Rules
     from egs_core.kubernetes.profiled import look
+    from egs_core.kubernetes.settings import Settings
     from egs_core.kubernetes.webhook import Webhook
 
     if url := os.environ.get(URL, "").strip():
         parse_url(url)  # a mistyped one is an error at once
         if preempt:
             _say("--preempt: while the pods are ordered by the site server, nothing is preempted")
-    elif cluster_name:
-        raise InputError("--cluster-name", "does nothing without a site server", "set EGS_URL, or leave it out")
+    for option, told in (("--cluster-name", cluster_name), ("--notebook-queue", notebook_queue)):
+        if told and not url:
+            raise InputError(option, "does nothing without a site server", "set EGS_URL, or leave it out")
     _check_role(multikueue, is_known=bool(url and cluster_name), with_kueue=kueue)
     if pull_time and not preload:
         raise InputError("--pull-time", "does nothing without --preload", "add --preload, or leave --pull-time out")
@@ -185,6 +192,7 @@ def controller(
         url=url,
         cluster_name=cluster_name,
         queue=os.environ.get(QUEUE, "").strip(),
+        notebook_queue=notebook_queue,
         multikueue=multikueue,
     )
     cluster = Cluster(kubeconfig, context)

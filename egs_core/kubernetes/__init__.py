@@ -3,7 +3,7 @@
 names        labels, annotations and the gate, as pods carry them
 objects      fields of what the API server has; pods: pods and nodes as values
 stated       the limits that they state; faults: what they state and nobody can read
-places       on which nodes a pod may run
+places       on which nodes a pod may run; makers: what made a pod, and which start together
 devices      what drivers offer and claims ask (DRA); selectors: which devices a claim means; room: what a node has
 workflows    Argo's Workflows as values; paths: how long the run of a pod goes on from its start
 seen         what a list of pods means for an engine that was told of an earlier one
@@ -21,8 +21,9 @@ admission    what the webhook writes into a pod that is about to be made
 session      a site (`egs_core.site`) that is told of the pods of a cluster
 joining      the same at the site server that `EGS_URL` names, and what becomes of it without
 cluster      the API server: list, watch, patch; mirror: what was listed, kept up to date by watches; clock: its clock
-claiming     devices and claims, put into nodes and pods
+claiming     devices and claims, put into nodes and pods; grouping: gangs, put into pods
 leader       one of several controllers leads, by a Lease
+settings     what a controller is told when it starts
 controller   the loop; kueue: its part for what waits in Kueue; opening: what both write; writing: a few at a time
 dispatching  the same for MultiKueue, by a site server that is told and asked beside
 overdue      the second process, which opens what is overdue

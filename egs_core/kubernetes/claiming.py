@@ -35,16 +35,12 @@ class Claiming:
         ]
         self._inventory = Inventory((), (), ())
 
-    @property
-    def problem(self) -> str:
-        """Why it is not read though it may be there, "" where all is well."""
+    def notes(self) -> list[tuple[str, str]]:
+        """What an administrator should know, and about what, "" where all is well: why devices are not read though they
+        may be there; and of each kind of request of GPUs that is not counted, the first pod that asked so."""
         found = next((one.problem for one in self.mirrors if one.problem.startswith(FORBIDDEN)), "")
-        return f"{found}; devices of drivers and claims are not counted" if found else ""
-
-    @property
-    def uncounted(self) -> Mapping[str, str]:
-        """Of each kind of request of GPUs that is not counted, the first pod that asked so, in words."""
-        return self._inventory.uncounted
+        unread = f"{found}; devices of drivers and claims are not counted" if found else ""
+        return [("devices", unread), *((f"a claim of {why}", said) for why, said in self._inventory.uncounted.items())]
 
     def applied(self, pods: Mapping[str, Pod], nodes: Iterable[Node], now: float) -> tuple[dict[str, Pod], list[Node]]:
         """With devices and with what they ask of them. now: Unix time."""

@@ -25,21 +25,23 @@ from egs_core.kubernetes.claiming import Claiming
 from egs_core.kubernetes.cluster import NODES, PODS, WORKFLOWS, ApiError, Cluster
 from egs_core.kubernetes.coming import to_come
 from egs_core.kubernetes.dispatching import MultiKueue
-from egs_core.kubernetes.images import PULL_S, node_with_images, pod_with_images
+from egs_core.kubernetes.grouping import Grouping
+from egs_core.kubernetes.images import node_with_images, pod_with_images
 from egs_core.kubernetes.joining import Door
 from egs_core.kubernetes.kueue import Queues
 from egs_core.kubernetes.leader import Leader
-from egs_core.kubernetes.limits import Limiting, Rules
+from egs_core.kubernetes.limits import Limiting
 from egs_core.kubernetes.looked import Looked
 from egs_core.kubernetes.mirror import Mirror
 from egs_core.kubernetes.opening import limit, open_gate, tell_why
-from egs_core.kubernetes.placeholding import PlaceholderSettings, Placeholding
+from egs_core.kubernetes.placeholding import Placeholding
 from egs_core.kubernetes.pods import Node, Pod, node_of, pod_of, with_pauses
 from egs_core.kubernetes.preempting import Preempting
 from egs_core.kubernetes.preloading import Preloading
 from egs_core.kubernetes.preloads import preload_of
 from egs_core.kubernetes.priorities import workload_of
 from egs_core.kubernetes.session import ClusterSession, preempting_site
+from egs_core.kubernetes.settings import Settings
 from egs_core.kubernetes.stuck import Stuck
 from egs_core.kubernetes.workflows import workflow_of
 from egs_core.kubernetes.writing import Writers
@@ -55,32 +57,6 @@ REFUSALS = (403, 422)
 REFUSED_S = 60.0
 """So long after a deadline was refused none is tried."""
 Say = Callable[[str], None]
-
-
-class Settings(msgspec.Struct, frozen=True):
-    """namespaces: whose pods are served; none named: all. window: so many opened pods may wait for a node at once;
-    ahead: so many are opened although the engine sees no room. longest_s: of a gate that states no release-by time;
-    limits: of pods that state none; preempts: a pod may be deleted for another, where what made it makes it again;
-    preloads: images are loaded ahead, which takes pull_s where it is not known; placeholders: so many pods stand for
-    what needs a node. url: of the site server at which the pods are ordered, "": at none; cluster_name: what people see
-    there; queue: of namespaces that have none there; multikueue: one of `clusters.ROLES`, "": none."""
-
-    namespaces: tuple[str, ...] = ()
-    window: int = 50
-    ahead: int = 0
-    longest_s: float = gates.RELEASE_BY_S
-    lease_namespace: str = names.SYSTEM
-    identity: str = "egs"
-    with_kueue: bool = True
-    limits: Rules = Rules()
-    preempts: bool = False
-    preloads: bool = False
-    pull_s: float = PULL_S
-    placeholders: PlaceholderSettings = PlaceholderSettings()
-    url: str = ""
-    cluster_name: str = ""
-    queue: str = ""
-    multikueue: str = ""
 
 
 class Controller:
@@ -99,6 +75,7 @@ class Controller:
         self._pods = Mirror(cluster, PODS, pod_made, self._woken.set, watch_s=watch_s)
         self._nodes = Mirror(cluster, NODES, node_made, self._woken.set, watch_s=watch_s)
         self._claiming = Claiming(cluster, self._woken.set, watch_s)
+        self._grouping = Grouping(cluster, self._woken.set, watch_s)
         made = booked_of if settings.multikueue else workload_of
         self._queues = Queues(cluster, self._woken.set, self._note, watch_s, made=made) if settings.with_kueue else None
         running = f"{names.ARGO_OVER}!=true"
@@ -127,7 +104,15 @@ class Controller:
         self._gated: ClusterSession | None = None
         name = settings.cluster_name or cluster.host.partition("//")[2]
         self._door = (
-            Door(settings.url, name, settings.queue, self._may_restart, self._woken.set, self._note)
+            Door(
+                settings.url,
+                name,
+                settings.queue,
+                self._may_restart,
+                self._woken.set,
+                self._note,
+                notebooks=settings.notebook_queue,
+            )
             if settings.url
             else None
         )
@@ -146,7 +131,7 @@ class Controller:
     def run(self) -> None:
         """Until `stop`."""
         self.leader.start()
-        mirrors = [self._pods, self._nodes, self._workflows, *self._claiming.mirrors]
+        mirrors = [self._pods, self._nodes, self._workflows, *self._claiming.mirrors, *self._grouping.mirrors]
         mirrors += self._queues.mirrors if self._queues is not None else []
         mirrors += self._multikueue.mirrors if self._multikueue is not None else []
         mirrors += [self._preloads] if self._preloading is not None else []
@@ -206,10 +191,10 @@ class Controller:
     def step(self, now: float) -> None:
         """Tell what is new, open what may be opened. now: Unix time, of the API server."""
         self._began = time.monotonic()
-        everything, nodes = self._claiming.applied(self._pods.items(), self._nodes.items().values(), now)
-        self._note("devices", self._claiming.problem)
-        for why, said in self._claiming.uncounted.items():
-            self._note(f"a claim of {why}", said)
+        listed = self._grouping.applied(self._pods.items(), now)
+        everything, nodes = self._claiming.applied(listed, self._nodes.items().values(), now)
+        for about, said in (*self._claiming.notes(), *self._grouping.notes()):
+            self._note(about, said)
         problem = self._workflows.problem  # a cluster without Argo is nothing to speak of
         self._note("workflows", f"{problem}; pods go by their labels" if problem.startswith(FORBIDDEN) else "")
         looked = self._looked

@@ -31,7 +31,8 @@ NAMED = 200
 
 class Door:
     """See the module. url: of the server; name: what its people call the cluster; queue: of pods whose namespace has
-    none of its name. woken: told when a session has joined, or one has news. Its methods are for one thread."""
+    none of its name; notebooks: of notebooks, "": as of other pods. woken: told when a session has joined,
+    or one has news. Its methods are for one thread."""
 
     def __init__(
         self,
@@ -42,9 +43,11 @@ class Door:
         woken: Callable[[], None],
         say: Callable[[str, str], None],
         clock: Callable[[], float] = time.monotonic,
+        notebooks: str = "",
     ) -> None:
         self.url = url
         self._name, self._queue, self._may_restart = name, queue, may_restart
+        self._notebooks = notebooks
         self._woken, self._say, self._clock = woken, say, clock
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -135,7 +138,10 @@ class Door:
         self._woken()
 
     def _made(self) -> ClusterSession:
-        return ClusterSession(self._connect, self._woken, self._may_restart, self._asked, queues=True)
+        return ClusterSession(self._connect, self._woken, self._may_restart, self._asked, self._queue_of)
+
+    def _queue_of(self, pod: Pod) -> str:
+        return self._notebooks if self._notebooks and pod.maker.is_notebook else pod.namespace
 
     def _connect(self, holder: Holder) -> Site:
         joining = Joining(FRAMEWORK, uuid.uuid4().hex, self._name[:NAMED], self._queue)

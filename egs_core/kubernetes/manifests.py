@@ -15,6 +15,7 @@ from egs_core.kubernetes.clusters import MANAGER
 from egs_core.kubernetes.gates import RELEASE_BY_S
 from egs_core.kubernetes.guard import API as ADMISSION
 from egs_core.kubernetes.guard import placeholder_rules, policies
+from egs_core.kubernetes.makers import SAY_GANGS
 from egs_core.kubernetes.placeholding import PlaceholderSettings
 from egs_core.kubernetes.tiers import ClaimRule, said
 
@@ -112,6 +113,7 @@ def _rights(of: Installation) -> list[Object]:
         _rule("", ["pods", "nodes"], READ),
         _rule(kueue, ["workloads", "localqueues", "clusterqueues"], READ),
         _rule("argoproj.io", ["workflows"], READ),
+        *(_rule(group, [plural], READ) for group, _, plural in SAY_GANGS.values()),
         _rule("resource.k8s.io", ["resourceslices", "resourceclaims", "deviceclasses"], READ),
         _rule("scheduling.k8s.io", ["priorityclasses"], ["get"]),
         {**_rule("admissionregistration.k8s.io", ["mutatingwebhookconfigurations"], ["get", "patch"]),

@@ -12,6 +12,7 @@ import msgspec
 
 from egs_core.graph.columns import Shape
 from egs_core.kubernetes import names
+from egs_core.kubernetes.makers import NOBODY, Maker, maker_of
 from egs_core.kubernetes.objects import (
     Object,
     items,
@@ -64,7 +65,8 @@ class Pod(msgspec.Struct, frozen=True):
     pull_secrets: what its containers are made of, and with whose rights that is pulled (`images.pod_with_images`
     alone). gpu: the name of its GPUs' resource, "" without; is_placeholder: by its label and its class, it stands for
     others. refusal: the scheduler has no node for it, the words it says that in. claims: names of its ResourceClaims;
-    lacks_claims: some of them are not made yet; claimed: how many devices it asks for by them (`claiming` alone)."""
+    lacks_claims: some of them are not made yet; claimed: how many devices it asks for by them (`claiming` alone).
+    maker: what made it, which may say its gang (`grouping`)."""
 
     uid: str
     name: str
@@ -115,6 +117,7 @@ class Pod(msgspec.Struct, frozen=True):
     claims: tuple[str, ...] = ()
     lacks_claims: bool = False
     claimed: int = 0
+    maker: Maker = NOBODY
 
     @property
     def is_over(self) -> bool:
@@ -167,13 +170,13 @@ def pod_of(raw: Object) -> Pod:
     waits_at, _, waits = text(notes, names.WAITS).partition(" ")
     opened_at, _, opened_for = text(notes, names.OPENED).partition(" ")
     hints, deadline_s = hints_of(notes), number(spec.get("activeDeadlineSeconds"))
-    claims = _claims(spec, status)
+    claims, maker = _claims(spec, status), maker_of(labels)
     return Pod(
         uid=text(meta, "uid"),
         name=text(meta, "name"),
         namespace=text(meta, "namespace"),
         run=_run_of(meta, labels),
-        task=text(labels, names.TASK) or text(meta, "name"),
+        task=text(labels, names.TASK) or maker.task or text(meta, "name"),
         phase=text(status, "phase"),
         node=text(spec, "nodeName"),
         is_gated=names.GATE in gates,
@@ -211,6 +214,7 @@ def pod_of(raw: Object) -> Pod:
         refusal=_refusal(status),
         claims=tuple(name for name in claims if name),
         lacks_claims="" in claims,
+        maker=maker,
     )
 
 
@@ -231,14 +235,18 @@ def node_of(raw: Object) -> Node:
     )
 
 
+def run_name(labels: Object) -> str:
+    """What a user calls the run, by our label or a maker's; "": by nothing of the pod itself."""
+    return text(labels, names.RUN) or text(labels, names.ARGO_RUN) or maker_of(labels).run
+
+
 def _run_of(meta: Object, labels: Object) -> str:
     """Of which run it is: by our label, else by what makes its pods, else by itself."""
     workload = text(labels, names.WORKLOAD)
     if not workload or names.PRELOAD in labels:
         return ""
-    run = text(labels, names.RUN) or text(labels, names.ARGO_RUN)
     owner = next((text(one, "uid") for one in items(meta, "ownerReferences")), "")
-    return "/".join((text(meta, "namespace"), workload, run or owner or text(meta, "uid")))
+    return "/".join((text(meta, "namespace"), workload, run_name(labels) or owner or text(meta, "uid")))
 
 
 def _job(meta: Object) -> str:

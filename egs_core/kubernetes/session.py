@@ -60,8 +60,8 @@ def preempting_site(holder: Holder) -> Site:
 
 class ClusterSession:
     """See the module. `tell` and the questions belong to one thread. may_restart: asked once of each pod, as it is when
-    it is told. asked: hears what an operator of the site wants; queues: a run is in the queue of its namespace's name,
-    where the site has one."""
+    it is told. asked: hears what an operator of the site wants; queues: the queue of a run, by a pod of it; one
+    that the site has not, or "", is the usual one."""
 
     def __init__(
         self,
@@ -69,11 +69,10 @@ class ClusterSession:
         woken: Callable[[], None] = lambda: None,
         may_restart: Callable[[Pod], bool] = lambda pod: pod.may_restart,
         asked: Callable[[Asked], None] = lambda _: None,
-        *,
-        queues: bool = False,
+        queues: Callable[[Pod], str] = lambda _: "",
     ) -> None:
         self._connect, self._woken, self._may_restart = connect, woken, may_restart
-        self._asked, self._queues = asked, queues
+        self._asked, self._queue_of = asked, queues
         self._lock = threading.Lock()
         self._is_lost = False
         self._begin()
@@ -214,7 +213,7 @@ class ClusterSession:
         if run not in self._sizes:
             self._sizes[run] = 0
             namespace, name = run.split("/")[:2]
-            queue = namespace if self._queues else ""
+            queue = self._queue_of(new[0])
             self.site.submit(m.WorkloadSubmitted(run, name=name, tenant=namespace, queue=queue))
         flavors = self._kinds.tell({pod.where for pod in new if not pod.node}, self._compared.wheres, nodes)
         on = ((pod, self._there.get(pod.node)) for pod in new if pod.node)

@@ -9,7 +9,7 @@ import msgspec
 from egs_core.kubernetes import names
 from egs_core.kubernetes.faults import faults_of
 from egs_core.kubernetes.objects import Object, items, moment, part, text
-from egs_core.kubernetes.pods import Pod, pod_of
+from egs_core.kubernetes.pods import Pod, pod_of, run_name
 
 WAITS, PAUSED, HELD, QUEUED, OPENED, RUNS, ENDED = "waits", "paused", "held", "queued", "opened", "runs", "ended"
 KUEUE = "kueue.x-k8s.io/"
@@ -57,11 +57,11 @@ def standing_of(raw: Object) -> Standing:
 
 
 def run_of(raw: Object) -> str:
-    """What a user calls the run: by our label, else Argo's Workflow, else what owns the pod."""
+    """What a user calls the run: by our label, else a maker's, else what owns the pod."""
     meta = part(raw, "metadata")
     labels = part(meta, "labels")
     owner = next((text(one, "name") for one in items(meta, "ownerReferences")), "")
-    return text(labels, names.RUN) or text(labels, names.ARGO_RUN) or owner or text(meta, "name")
+    return run_name(labels) or owner or text(meta, "name")
 
 
 def _state(pod: Pod, raw: Object) -> tuple[str, str]:

@@ -149,7 +149,12 @@ def _delete(cluster: Cluster, asked: Asked, raw: Object, by: str) -> bool:
 
 
 def _makers(pods: Iterable[Object], but: str) -> tuple[str, ...]:
-    owners = {
-        f"{text(o, 'kind')} {text(o, 'name')}" for one in pods for o in items(part(one, "metadata"), "ownerReferences")
-    }
+    """What may make them again: what owns them, or the JobSet whose Jobs do."""
+    owners: set[str] = set()
+    for one in pods:
+        maker = pod_of(one).maker
+        refs = items(part(one, "metadata"), "ownerReferences")
+        owners |= (
+            {f"{maker.kind} {maker.name}"} if maker.kind else {f"{text(o, 'kind')} {text(o, 'name')}" for o in refs}
+        )
     return tuple(sorted(owners - {but}))

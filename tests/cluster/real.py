@@ -19,11 +19,12 @@ import yaml
 
 from egs_core.kubernetes import names
 from egs_core.kubernetes.cluster import NODES, PODS, ApiError, Cluster, Kind
-from egs_core.kubernetes.controller import Controller, Settings
+from egs_core.kubernetes.controller import Controller
 from egs_core.kubernetes.leaving import leave
 from egs_core.kubernetes.manifests import KINDS, Installation, objects
 from egs_core.kubernetes.objects import moment
 from egs_core.kubernetes.pods import Pod, pod_of
+from egs_core.kubernetes.settings import Settings
 from tests.unit.kubernetes.made_pods import node, pod
 
 FILE = os.environ.get("EGS_TEST_KUBECONFIG", "")

@@ -30,10 +30,11 @@ from egs_core.kubernetes.cluster import (
     Cluster,
     Kind,
 )
-from egs_core.kubernetes.controller import Controller, Settings
+from egs_core.kubernetes.controller import Controller
 from egs_core.kubernetes.manifests import KINDS
 from egs_core.kubernetes.objects import moment
 from egs_core.kubernetes.overdue import nominate_overdue
+from egs_core.kubernetes.settings import Settings
 from tests.cluster.real import FILE, LIMIT_S, Site, controlled, has_account, understood, until
 from tests.cluster.test_real_cluster import pytestmark
 from tests.unit.server.real_site import RealSite

@@ -121,6 +121,7 @@ def project_files() -> list[Path]:
 NAMES_A_FRAMEWORK = {
     "egs_core/copied_source.py": "hints run where no adapter is imported, and must know whose source is copied",
     "egs_core/engine/order/policy.py": "a policy has the name of the order that it copies",
+    "egs_core/kubernetes/makers.py": "labels and kinds of pods' makers are names of Kubernetes' objects",
     "egs_core/testing/conformance/ordering.py": "an issue of a framework is the source of a scenario",
 }
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from egs_core.kubernetes.cluster import Cluster
-from egs_core.kubernetes.controller import Controller, Settings
+from egs_core.kubernetes.controller import Controller
+from egs_core.kubernetes.settings import Settings
 from tests.unit.kubernetes.emulated_api import LIMIT_S, EmulatedApi
 
 

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from egs_core.kubernetes.cluster import Cluster
-from egs_core.kubernetes.controller import Controller, Settings
+from egs_core.kubernetes.controller import Controller
 from egs_core.kubernetes.gates import ORDER
 from egs_core.kubernetes.pods import Pod, pod_of
+from egs_core.kubernetes.settings import Settings
 
 LIVES_S = (0.05, 0.8)
 Process = multiprocessing.process.BaseProcess

@@ -14,8 +14,9 @@ pytest.importorskip("kubernetes", reason="the client of Kubernetes is not instal
 
 from egs_core.cli.app import run
 from egs_core.kubernetes.cluster import ApiError, Cluster, Kind
-from egs_core.kubernetes.controller import Controller, Settings
+from egs_core.kubernetes.controller import Controller
 from egs_core.kubernetes.session import ClusterSession
+from egs_core.kubernetes.settings import Settings
 from tests.unit.kubernetes.controlled import controlled
 from tests.unit.kubernetes.emulated_api import LIMIT_S, EmulatedApi
 from tests.unit.kubernetes.made_pods import kueue_workload, node, pod

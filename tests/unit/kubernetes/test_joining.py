@@ -27,6 +27,7 @@ from tests.unit.server.served import UNTIL, content
 QUEUES = """queues:
   - {name: team, nominal: {gpus: 1}}
   - {name: rest, nominal: {gpus: 4}}
+  - {name: desks, nominal: {gpus: 1}}
 """
 LONGEST_S = 1e12
 LONG_AGO = "2026-01-01T00:00:00Z"
@@ -62,7 +63,8 @@ def joined(
 ) -> AbstractContextManager[Controller]:
     """A controller at that server. Its pods may be old, so that they are told at once why they wait."""
     url = f"unix://{site.ready['socket']}"
-    return controlled(api, says="server: ", said=said, url=url, cluster_name=cluster, queue="rest", longest_s=LONGEST_S)
+    at = {"url": url, "cluster_name": cluster, "queue": "rest", "notebook_queue": "desks"}
+    return controlled(api, says="server: ", said=said, longest_s=LONGEST_S, **at)
 
 
 def notes(api: EmulatedApi, name: str) -> dict[str, str]:
@@ -124,12 +126,13 @@ def test_a_quota_holds_over_commands_and_pods(
 
 def test_a_quota_holds_over_two_clusters(api: EmulatedApi, site: RealSite, tmp_path: Path) -> None:
     """A controller each, one server: the queue `team` has one GPU, which is a pod's in the one cluster; that of the
-    other one waits though its node is free, until the first has ended. What is of another queue goes meanwhile."""
+    other one waits though its node is free, until the first has ended. What is of another queue goes meanwhile, as
+    does a notebook of that namespace, which is in the queue of notebooks; a second one waits for its quota."""
     (tmp_path / "green").mkdir()
     green = EmulatedApi(tmp_path / "green")
     try:
         for one in (api, green):
-            one.add("nodes", node("n1", gpus=2))
+            one.add("nodes", node("n1", gpus=4))
         with joined(api, site), joined(green, site, cluster="green"):
             api.add("pods", pod("train", gpus=1))
             api.until(lambda: api.opened() == ["train"])
@@ -137,11 +140,14 @@ def test_a_quota_holds_over_two_clusters(api: EmulatedApi, site: RealSite, tmp_p
             wait_for(lambda: {one.name: one.gpus for one in site.client.runs().runs}.get("blue") == 1.0, "it is known")
             green.add("pods", pod("train", gpus=1))
             green.add("pods", pod("other", gpus=1, namespace="lab"))
-            green.until(lambda: green.opened() == ["other"])
-            assert green.gated() == {"train"}
+            for name in ("ann", "ben"):
+                green.add("pods", pod(name, run=name, gpus=1, labels={"notebook-name": name}))
+            green.until(lambda: green.opened() == ["other", "ann"])
+            assert green.gated() == {"train", "ben"}
             assert {one.name for one in site.client.runs().runs} == {"blue", "green"}
             api.end("train")
-            green.until(lambda: green.opened() == ["other", "train"])
+            green.until(lambda: green.opened() == ["other", "ann", "train"])
+            assert green.gated() == {"ben"}
     finally:
         green.close()
 

@@ -14,12 +14,12 @@ pytest.importorskip("kubernetes", reason="the client of Kubernetes is not instal
 from egs_core.cli.app import run
 from egs_core.kubernetes import names
 from egs_core.kubernetes.cluster import ApiError, Cluster, Kind
-from egs_core.kubernetes.controller import Settings
 from egs_core.kubernetes.manifests import Installation, objects
 from egs_core.kubernetes.objects import moment
 from egs_core.kubernetes.placeholders import made
 from egs_core.kubernetes.placeholding import PlaceholderSettings, Placeholding
 from egs_core.kubernetes.pods import pod_of
+from egs_core.kubernetes.settings import Settings
 from tests.unit.kubernetes.controlled import controlled
 from tests.unit.kubernetes.emulated_api import EmulatedApi
 from tests.unit.kubernetes.made_pods import node, pod

@@ -15,10 +15,11 @@ pytest.importorskip("kubernetes", reason="the client of Kubernetes is not instal
 from egs_core.adapter import ClusterProfile, ProfiledPool
 from egs_core.cli.app import run
 from egs_core.kubernetes.cluster import Cluster
-from egs_core.kubernetes.controller import Controller, Settings
+from egs_core.kubernetes.controller import Controller
 from egs_core.kubernetes.placeholding import PlaceholderSettings
 from egs_core.kubernetes.pods import node_of
 from egs_core.kubernetes.profiled import differences
+from egs_core.kubernetes.settings import Settings
 from tests.unit.kubernetes.emulated_api import EmulatedApi
 from tests.unit.kubernetes.made_pods import node, pod
 

@@ -216,7 +216,8 @@ def test_a_run_of_argo_is_told_to_end_and_its_pods_go(api: EmulatedApi, capsys: 
 def test_another_run_is_its_pods_and_who_makes_them_is_named(
     api: EmulatedApi, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Pods of a Job: they are deleted, and it is said that the Job goes on. What has ended stays."""
+    """Pods of a Job: they are deleted, and it is said that the Job goes on. What has ended stays. Of a JobSet's pods,
+    by its name, the JobSet is named and not its Jobs."""
     for name in ("a", "b", "over"):
         made = pod(name, run="nightly")
         made["metadata"]["ownerReferences"] = [{"kind": "Job", "name": "j", "uid": "1"}]
@@ -227,6 +228,12 @@ def test_another_run_is_its_pods_and_who_makes_them_is_named(
     done = json.loads(capsys.readouterr().out)
     assert done == {"namespace": "team", "workflow": "", "pods": ["a", "b"], "makers": ["Job j"]}
     assert set(api.all("pods")) == {"over", "c"}
+    made = pod("d", labels={"jobset.sigs.k8s.io/jobset-name": "train"})
+    del made["metadata"]["labels"]["egs.io/run"]
+    made["metadata"]["ownerReferences"] = [{"kind": "Job", "name": "train-worker-0", "uid": "2"}]
+    api.add("pods", made)
+    assert asked(api, "abort", "train", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["makers"] == ["JobSet train"]
 
 
 def test_one_pod_is_ended(api: EmulatedApi, capsys: pytest.CaptureFixture[str]) -> None:
