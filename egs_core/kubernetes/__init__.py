@@ -15,7 +15,7 @@ clusters     in which of several clusters Workloads of MultiKueue may run
 foreseen     when and where what waits will probably start; coming: the next steps of runs of Argo
 images       what pods are made of, and nodes have
 preloads     which pods load images ahead, made or removed; placeholders: which stand for a node that is not there yet
-tiers        a limit of GPUs as a claim with tiers
+tiers        a limit of GPUs as a claim with tiers; gpu_free: a GPU that a task says it does not need
 admission    what the webhook writes into a pod that is about to be made
                                                             (all of these are pure: time is an argument)
 session      a site (`egs_core.site`) that is told of the pods of a cluster

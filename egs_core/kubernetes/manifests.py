@@ -111,6 +111,7 @@ def _rights(of: Installation) -> list[Object]:
     kueue, here = "kueue.x-k8s.io", of.namespace
     controller = [
         _rule("", ["pods", "nodes"], READ),
+        _rule("", ["limitranges"], ["list"]),
         _rule(kueue, ["workloads", "localqueues", "clusterqueues"], READ),
         _rule("argoproj.io", ["workflows"], READ),
         *(_rule(group, [plural], READ) for group, _, plural in SAY_GANGS.values()),

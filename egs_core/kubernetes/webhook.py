@@ -15,10 +15,18 @@ from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from egs_core.kubernetes import names
+from egs_core.kubernetes import gpu_free, names
 from egs_core.kubernetes.admission import Patch, Rules, is_served, patch_of, review_of
 from egs_core.kubernetes.certificate import RENEW_S, load_into, new_certificate
-from egs_core.kubernetes.cluster import CLAIM_TEMPLATES, JSON_PATCH, PRIORITY_CLASSES, WEBHOOKS, ApiError, Cluster
+from egs_core.kubernetes.cluster import (
+    CLAIM_TEMPLATES,
+    JSON_PATCH,
+    LIMIT_RANGES,
+    PRIORITY_CLASSES,
+    WEBHOOKS,
+    ApiError,
+    Cluster,
+)
 from egs_core.kubernetes.faults import faults_of, one_line
 from egs_core.kubernetes.objects import Object, part, text
 from egs_core.kubernetes.tiers import claimed
@@ -88,7 +96,7 @@ class Webhook:
             pod = part(request, "object")
             patch = patch_of(pod, rules, self._cluster.now())
             claim, about = self._claim(pod, text(request, "namespace"), is_tried=bool(request.get("dryRun")))
-            patch += claim
+            patch += claim or self._free(pod, text(request, "namespace"))
             warnings = faults_of(pod) if is_served(pod) else []
             if patch and not request.get("dryRun"):
                 meta = part(pod, "metadata")
@@ -111,6 +119,18 @@ class Webhook:
                 self._note(f"claims: {namespace}: {error}: the limit stays")
                 return [], ""
         return found.patch, f" ({found.about})"
+
+    def _free(self, pod: Object, namespace: str) -> Patch:
+        """Without a GPU that its task does not need; as it is where its namespace may take no such pod."""
+        found = gpu_free.given(pod) if is_served(pod) else []
+        if not found:
+            return []
+        try:
+            ranges = self._cluster.list(LIMIT_RANGES, namespace)[0]
+        except ApiError as error:
+            self._note(f"limit ranges: {namespace}: {error}: a GPU that a task does not need stays")
+            return []
+        return [] if gpu_free.are_needed(found, ranges) else gpu_free.patch_of(found)
 
     # --- its certificate, and the class that it writes ---
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +19,7 @@ from egs_core.kubernetes.cluster import (
     EVENTS,
     JOBS,
     JSON_PATCH,
+    LIMIT_RANGES,
     MERGE,
     PODS,
     WEBHOOKS,
@@ -198,7 +200,8 @@ def _is_refused(cluster: Cluster, site: Site, body: dict[str, Any] | list[Any], 
 
 
 def test_the_webhook_gates_while_the_controller_lives(site: Site) -> None:
-    """The API server trusts its certificate, also the next one; where it is down, a pod passes as it is."""
+    """The API server trusts its certificate, also the next one; where it is down, a pod passes as it is. A GPU that a
+    LimitRange gives to a task which needs none is taken off, and not what its author has stated."""
     lives = threading.Event()
     lives.set()
     hook = Webhook(site.admin, Rules(600.0), ["127.0.0.1"], lives.is_set, lambda _: None, ("127.0.0.1", 0))
@@ -213,6 +216,7 @@ def test_the_webhook_gates_while_the_controller_lives(site: Site) -> None:
         return site.add(f"p{next(made)}", gate=False).is_gated
 
     until(is_gated)
+    _takes_a_given_gpu_off(site)
     assert site.add("stated", gate=False).release_by > time.time()
     hook._renew()
     hook._tell_certificate()
@@ -223,6 +227,21 @@ def test_the_webhook_gates_while_the_controller_lives(site: Site) -> None:
     until(is_gated)
     hook.stop()
     assert not is_gated()
+
+
+def _takes_a_given_gpu_off(site: Site) -> None:
+    gpu = "nvidia.com/gpu"
+    spec = {"limits": [{"type": "Container", "default": {gpu: "1"}}]}
+    site.admin.create(LIMIT_RANGES, {"metadata": {"name": "gpus"}, "spec": spec}, site.name)
+    # the API server's own list of these is watched: a pod that names nothing is given one when it has seen it
+    until(lambda: site.add(f"given-{uuid.uuid4().hex[:6]}", gate=False).shape.gpu_milli == 1000)
+    assert site.add("free", gate=False, hints={"gpus": 0}).shape.gpu_milli == 0
+    assert site.add("said", gate=False, gpus=1, hints={"gpus": 0}).shape.gpu_milli == 1000
+    least = {"limits": [{"type": "Container", "default": {gpu: "1"}, "min": {gpu: "1"}}]}
+    site.admin.patch(LIMIT_RANGES, "gpus", {"spec": least}, site.name)
+    until(lambda: site.add(f"least-{uuid.uuid4().hex[:6]}", gate=False, hints={"gpus": 0}).shape.gpu_milli == 1000)
+    site.admin.delete(LIMIT_RANGES, "gpus", site.name)
+    until(lambda: site.add(f"none-{uuid.uuid4().hex[:6]}", gate=False).shape.gpu_milli == 0)
 
 
 def test_who_leaves_leaves_nothing(site: Site) -> None:

@@ -257,10 +257,10 @@ def test_a_function_that_is_not_split_keeps_its_statements() -> None:
 
 
 def test_hints_are_those_of_each_phase() -> None:
-    """CPU parts ask for no GPU; a gang is one for each phase; expectations are their own."""
+    """CPU parts say that they need no GPU; a gang is one for each phase; expectations are their own."""
     hints = TaskHints(gpus=2.0, cpus=4.0, gpu_memory_bytes=5, gang="g", expect_s=(1.0, 2.0, 3.0), max_runtime_s=9.0)
     found = [part.function.__dict__["__egs__"] for part in parts_of(egs.task(gpus=2)(handing_on), hints)]
-    assert [hint.gpus for hint in found] == [None, 2.0, None]
+    assert [hint.gpus for hint in found] == [0.0, 2.0, 0.0]
     assert [hint.gang for hint in found] == ["g.0", "g.1", "g.2"]
     assert [hint.expect_s for hint in found] == [(1.0,), (2.0,), (3.0,)]
     assert [hint.gpu_memory_bytes for hint in found] == [None, 5, None]

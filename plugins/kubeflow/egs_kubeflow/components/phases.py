@@ -181,7 +181,7 @@ def _hints_of_phase(hints: TaskHints, number: int, kind: PhaseKind, gpu_cpus: fl
     gang = f"{hints.gang}.{number}" if hints.gang else ""
     own = replace(hints, split=None, expect_s=hints.expect_s[number : number + 1], name="", gang=gang)
     if kind == "cpu":
-        return replace(own, gpus=None, gpu_cpus=None, gpu_memory_bytes=None, max_gpu_s=None)
+        return replace(own, gpus=0.0, gpu_cpus=None, gpu_memory_bytes=None, max_gpu_s=None)
     return replace(own, gpus=hints.gpus or 1.0, gpu_cpus=hints.gpu_cpus if gpu_cpus is None else gpu_cpus)
 
 
