@@ -121,18 +121,19 @@ def controller(
     Changes in the cluster: the scheduling gate `egs.io/order` is taken off pods that have the label `egs.io/workload`
     (with the annotation `egs.io/opened`; the annotation `egs.io/waits` says of those that wait why); those with a limit
     get a deadline, `spec.activeDeadlineSeconds` (with the annotation `egs.io/limit`); `spec.priority` of Workloads that
-    wait in ClusterQueues which preempt nothing (with the annotation `egs.io/base-priority`); and one Lease. With
-    --webhook-host: pods with that label get the gate, its release-by time and the priority class when they are made,
-    while the controller lives; and its certificate is written into the webhook's configuration. With --claim, too: a
-    limit of GPUs of a pod whose hints name such flavors, and no others, becomes a claim of devices (DRA) with a tier
-    for each flavor, the first one first, of a ResourceClaimTemplate `egs-gpus-…` that is made in its namespace; each is
-    a line of the log. Any other limit stays, as do pods with claims of their own. With --preempt: a pod
-    is deleted for one of higher priority that waits, where a Job makes it again or Argo under `retryPolicy: Always`
-    (with the annotation `egs.io/preempted` and an event). With --preload: pods with the label `egs.io/preload` are made
-    and removed, which load an image on a node and ask for nothing. With --placeholders: pods with the label
-    `egs.io/placeholder` are made and removed in the namespace of the Lease, which ask for what pods that wait ask for,
-    so that a cluster autoscaler adds a node, and make way for them. Else no pod is made, deleted or placed, and of
-    running ones the deadline alone is changed. Argo's Workflows are read where there are any.
+    wait in ClusterQueues which preempt nothing (with the annotation `egs.io/base-priority`); one Lease; and beside it
+    the ConfigMap `egs-controller-durations`, with what pods took, for what later runs will take. With --webhook-host:
+    pods with that label get the gate, its release-by time and the priority class when they are made, while the
+    controller lives; and its certificate is written into the webhook's configuration. With --claim, too: a limit of
+    GPUs of a pod whose hints name such flavors, and no others, becomes a claim of devices (DRA) with a tier for each
+    flavor, the first one first, of a ResourceClaimTemplate `egs-gpus-…` that is made in its namespace; each is a line
+    of the log. Any other limit stays, as do pods with claims of their own. With --preempt: a pod is deleted for one of
+    higher priority that waits, where a Job makes it again or Argo under `retryPolicy: Always` (with the annotation
+    `egs.io/preempted` and an event). With --preload: pods with the label `egs.io/preload` are made and removed, which
+    load an image on a node and ask for nothing. With --placeholders: pods with the label `egs.io/placeholder` are made
+    and removed in the namespace of the Lease, which ask for what pods that wait ask for, so that a cluster autoscaler
+    adds a node, and make way for them. Else no pod is made, deleted or placed, and of running ones the deadline alone
+    is changed. Argo's Workflows are read where there are any.
 
     With --profile: its namespace is served where --serve names none, its controller_namespace has the Lease where
     --lease-namespace names none, its time_limits hold where --cpu-limit and --gpu-limit are left out, its preload.takes

@@ -6,6 +6,7 @@ stated       the limits that they state; faults: what they state and nobody can 
 places       on which nodes a pod may run; makers: what made a pod, and which start together
 devices      what drivers offer and claims ask (DRA); selectors: which devices a claim means; room: what a node has
 workflows    Argo's Workflows as values; paths: how long the run of a pod goes on from its start
+learned      what pods of earlier runs took, and what follows from it; steps: what nodes of Argo are called in every run
 seen         what a list of pods means for an engine that was told of an earlier one
 gates        which gates are opened now, and which are overdue; stuck: what was opened and gets no node
 limits       when pods end at the latest; retries: whether what made a pod makes it again
@@ -28,6 +29,7 @@ controller   the loop; kueue: its part for what waits in Kueue; opening: what bo
 dispatching  the same for MultiKueue, by a site server that is told and asked beside
 overdue      the second process, which opens what is overdue
 webhook      the admission webhook, in the controller's process; certificate: its own
+learning     what was learned, kept in a ConfigMap; explaining: why pods wait, written into them
 preempting   what is deleted so that another may start; preloading, placeholding: what makes these and removes them
 steering     ending a run or a pod, with the rights of whoever asks; pausing: pausing it
 manifests    what all of that needs in the cluster; chart: the same for Helm; guard: what it may not do there

@@ -40,7 +40,7 @@ class Kind(msgspec.Struct, frozen=True):
 
 
 PODS, NODES = Kind("/api/v1", "pods"), Kind("/api/v1", "nodes", False)
-LEASES = Kind("/apis/coordination.k8s.io/v1", "leases")
+LEASES, CONFIG_MAPS = Kind("/apis/coordination.k8s.io/v1", "leases"), Kind("/api/v1", "configmaps")
 _KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
 WORKLOADS, LOCAL_QUEUES = Kind(_KUEUE, "workloads"), Kind(_KUEUE, "localqueues")
 CLUSTER_QUEUES = Kind(_KUEUE, "clusterqueues", False)

@@ -14,8 +14,9 @@ from collections.abc import Iterable
 from egs_core.graph.columns import Shape
 from egs_core.kubernetes.foreseen import Owner, Wanted, end_of
 from egs_core.kubernetes.images import full_name
-from egs_core.kubernetes.paths import Run, Task, lengths, without_try
+from egs_core.kubernetes.paths import Run, Task, lengths
 from egs_core.kubernetes.pods import Pod
+from egs_core.kubernetes.steps import without_try
 
 API, KIND = "argoproj.io/v1alpha1", "Workflow"
 MOST_TASKS = 20_000
@@ -43,7 +44,7 @@ def to_come(runs: Iterable[Run], now: float) -> list[Wanted]:
 def _next(run: Run, graph: tuple[Task, ...], now: float) -> list[tuple[Task, float, float]]:
     """Tasks, when they are ready and how long they take. A driver takes its time; its pods wait at no gate."""
     pods = [run.ranked.get(pod.uid, pod) for pod in run.pods]
-    mine, own_s = lengths(run.workflow, graph, pods)
+    mine, own_s = lengths(run.workflow, graph, pods, run.earlier)
     at_work: dict[int, Pod] = {mine[pod.uid]: pod for pod in pods if pod.uid in mine}
     have_ended = {without_try(pod.argo_node) for pod in pods if pod.phase == "Succeeded"}  # the Workflow notes it later
     found: list[tuple[Task, float, float]] = []

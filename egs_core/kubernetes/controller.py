@@ -13,27 +13,29 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import ChainMap, Counter
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
 
-from egs_core.kubernetes import foreseen, gates, names, placeholders, telling
+from egs_core.kubernetes import foreseen, gates, names, placeholders
 from egs_core.kubernetes.bookings import booked_of
 from egs_core.kubernetes.claiming import Claiming
 from egs_core.kubernetes.cluster import NODES, PODS, WORKFLOWS, ApiError, Cluster
 from egs_core.kubernetes.coming import to_come
 from egs_core.kubernetes.dispatching import MultiKueue
+from egs_core.kubernetes.explaining import Explaining
 from egs_core.kubernetes.grouping import Grouping
 from egs_core.kubernetes.images import node_with_images, pod_with_images
 from egs_core.kubernetes.joining import Door
 from egs_core.kubernetes.kueue import Queues
 from egs_core.kubernetes.leader import Leader
+from egs_core.kubernetes.learning import Learning
 from egs_core.kubernetes.limits import Limiting
 from egs_core.kubernetes.looked import Looked
 from egs_core.kubernetes.mirror import Mirror
-from egs_core.kubernetes.opening import limit, open_gate, tell_why
+from egs_core.kubernetes.opening import limit, open_gate
 from egs_core.kubernetes.placeholding import Placeholding
 from egs_core.kubernetes.pods import Node, Pod, node_of, pod_of, with_pauses
 from egs_core.kubernetes.preempting import Preempting
@@ -83,15 +85,16 @@ class Controller:
             cluster, WORKFLOWS, workflow_of, self._woken.set, labels=running, optional=True, watch_s=watch_s
         )
         self._looked = self._nothing_looked()
-        self._teller = telling.Teller()
         self._writers: Writers[gates.Opening] = Writers()
+        self._explaining = Explaining(cluster, self._pods.put, self._goes_on, self._note)
         self._stuck = Stuck()
         self._limiting = Limiting(settings.limits)
         self._limits_again = float("-inf")
         self._preempting = (
             Preempting(cluster, lambda: self._workflows.items().values(), say) if settings.preempts else None
         )
-        self._preloading = Preloading(cluster, settings.pull_s, self._note) if settings.preloads else None
+        learning = self._learning = Learning(cluster, settings.lease_namespace, self._note)
+        self._preloading = Preloading(cluster, settings.pull_s, learning, self._note) if settings.preloads else None
         self._placeholding = Placeholding(cluster, settings.placeholders, settings.lease_namespace, self._note)
         self._preloads = Mirror(
             cluster,
@@ -127,6 +130,9 @@ class Controller:
     def is_healthy(self) -> bool:
         """It leads, and its loop goes round: only then may new pods be gated."""
         return self.leader.leads and time.monotonic() - self._stepped_at < HEALTHY_S
+
+    def _goes_on(self) -> bool:
+        return self.leader.leads and not self._ended.is_set()
 
     def run(self) -> None:
         """Until `stop`."""
@@ -181,8 +187,9 @@ class Controller:
             self._queues.forget()
 
     def _rest(self) -> None:
-        """It does not lead."""
+        """It does not lead, or will not in a moment."""
         self._drop_sessions()
+        self._learning.rest(self._cluster.now(), leads=self.leader.leads)
         if self._door is not None:
             self._door.rest()
 
@@ -199,7 +206,7 @@ class Controller:
         self._note("workflows", f"{problem}; pods go by their labels" if problem.startswith(FORBIDDEN) else "")
         looked = self._looked
         try:
-            looked.look(everything, self._workflows.items().values())
+            looked.look(everything, self._workflows.items().values(), self._learning.learnt(now))
         except Exception:  # by what a tenant has written: no gate is closed for ever for that
             served = self._served(self._pods.items()).values()
             self._open(gates.overdue(served, now, self._settings.longest_s), in_line=True)
@@ -218,13 +225,14 @@ class Controller:
                 self._open(gates.all_gates(self._served(self._pods.items()).values(), gates.ALONE), in_line=True)
         if has_counted:
             self._limit(now)
-        self._tell_why(looked.served, now)
+        self._explaining.look(looked.served, self._gated, self._writers, now)
         self._preload(looked, nodes, now)
         self._have_nodes_added(looked, nodes, now)
         if self._queues is not None:
             self._queues.order(looked.in_queues, lambda: self.leader.leads)
             if self._multikueue is not None:
                 self._multikueue.look(self._queues, looked.all, now, lambda: self.leader.leads)
+        self._learning.hear(looked.succeeded, now)
 
     def _strays(self, looked: Looked, now: float) -> list[gates.Opening]:
         """Nobody orders what has the gate and no label: it is said, and gated for no longer than the rest."""
@@ -277,7 +285,7 @@ class Controller:
         pods = ChainMap(opened, looked.ordered)
         order = session.order() if settings.ahead else []
         until = time.monotonic() + min(max(OPENING * spent_s, LEAST_OPENING_S), OPENING_S)
-        while self.leader.leads and not self._ended.is_set():
+        while self._goes_on():
             granted = session.unopened()
             found = gates.releases(
                 granted,
@@ -334,30 +342,6 @@ class Controller:
 
     def _may_restart(self, pod: Pod) -> bool:
         return pod.may_restart if self._preempting is None else self._preempting.may_restart(pod)
-
-    def _tell_why(self, pods: dict[str, Pod], now: float) -> None:
-        """Write into some of the pods that wait why they do: beside, as no gate waits for that."""
-        session = self._gated
-        due = self._teller.due(pods.values(), now) if session is not None and self._writers.is_free else []
-        if not due or session is None:
-            return
-        members = Counter((pod.run, pod.gang) for pod in pods.values() if pod.gang)
-        order, until = session.order(), time.monotonic() + telling.ASKED_S
-        texts = telling.texts(due, order, members, lambda uid: session.why(uid) if time.monotonic() < until else None)
-        said = [(pods[uid], text) for uid, text in texts.items()]
-        self._writers.beside(lambda: self._write_why(said, now))
-
-    def _write_why(self, texts: list[tuple[Pod, str]], now: float) -> None:
-        for pod, text in texts:
-            if not self.leader.leads or self._ended.is_set():
-                return
-            try:
-                self._pods.put(tell_why(self._cluster, pod, text, now))
-            except ApiError as error:
-                if error.status not in (404, 409):
-                    self._note("why", f"{pod.namespace}/{pod.name}: {error}")
-                    self._teller.refused(now)
-                    return
 
     def _preload(self, looked: Looked, nodes: list[Node], now: float) -> None:
         """Load the images of what will start, where it will."""

@@ -19,9 +19,9 @@ from typing import NamedTuple
 import msgspec
 
 from egs_core.engine.specs import NO_LIMITS, Limits, strictest
-from egs_core.kubernetes.paths import without_try
 from egs_core.kubernetes.pods import Pod
 from egs_core.kubernetes.stated import NOTHING
+from egs_core.kubernetes.steps import without_try
 
 KEPT_S = 3600.0
 """So long after a run with limits has no pod any more its use is known: more of it may come."""

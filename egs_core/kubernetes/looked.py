@@ -1,10 +1,11 @@
 """All pods as the controller has them, kept from look to look: a look costs what has changed since the one before.
 
-    listed ──► which are served? ──► with pauses ──► with the ranks of their runs' graphs ──► all
-               the others have no run      │                        │                          │
-                                      of their run             of their run        what waits, what is open,
-                                                                                   what is in a queue, …
+    listed ──► as learned ──► with pauses ──► with the ranks of their runs' graphs ──► all
+                   │               │                        │                           │
+           of their pipeline   of their run            of their run         what waits, what is open,
+                                                                            what is in a queue, …
 
+What is not served has no run, and none of that.
 What has changed is what is another object than at the last look (`compared`). So a first look, or one after a fault, is
 no other than the rest: `Looked` may be made anew at any time, and has the same then.
 """
@@ -19,6 +20,8 @@ import msgspec
 from egs_core.graph.columns import Shape
 from egs_core.kubernetes import gates, places
 from egs_core.kubernetes.compared import changed, move
+from egs_core.kubernetes.learned import NOTHING as NOTHING_LEARNT
+from egs_core.kubernetes.learned import Learnt, as_learned, pipeline_of
 from egs_core.kubernetes.paths import Run, Traces
 from egs_core.kubernetes.pods import Node, Pod, with_pauses
 from egs_core.kubernetes.stated import NOTHING
@@ -33,8 +36,9 @@ class Looked:
     All by uid. all: what is listed, without what stands in; what is not served has no run. ordered: the same, where
     what is in a queue of Kueue has no run either. served: of runs; in_queues: those of them in queues of Kueue, queued:
     and behind their gates; unplaced: those of the others that are open and have no node. strays: what has the gate and
-    no label, of all namespaces. runs: what is served as it is
-    listed, by run; limited: the same, where a pod states limits."""
+    no label, of all namespaces. runs: what is served as it is listed and learned, by run; limited: the same, where a
+    pod states limits. succeeded: of what is served, what was seen to have succeeded in the last look, and was stopped
+    by nobody."""
 
     def __init__(self, serves: Callable[[Pod], bool], stands_in: Callable[[Pod], bool], longest_s: float) -> None:
         self._serves, self._stands_in, self._longest_s = serves, stands_in, longest_s
@@ -49,6 +53,9 @@ class Looked:
         self.strays: dict[str, Pod] = {}
         self.runs: dict[str, dict[str, Pod]] = {}
         self.limited: dict[str, dict[str, Pod]] = {}
+        self.succeeded: list[Pod] = []
+        self._learnt: Learnt = NOTHING_LEARNT
+        self._of_pipelines: dict[str, dict[str, Pod]] = {}  # what has not ended, as listed and learned
         self._pausing: dict[str, dict[str, Pod]] = {}  # by run, what says that something is paused
         self._paused: dict[str, dict[str, Pod]] = {}  # by run, what is marked so
         self._of_workflows: dict[tuple[str, str], dict[str, Pod]] = {}
@@ -63,19 +70,34 @@ class Looked:
 
     # --- a look ---
 
-    def look(self, listed: Mapping[str, Pod], workflows: Iterable[Workflow]) -> None:
-        """This is there now: all of it, by uid."""
+    def look(self, listed: Mapping[str, Pod], workflows: Iterable[Workflow], learnt: Learnt = NOTHING_LEARNT) -> None:
+        """This is there now: all of it, by uid. learnt: what earlier runs took."""
         news: dict[str, Pod | None] = {}
         touched: set[str] = set()
-        for uid in changed(self._listed, listed):
-            before, pod = self._listed.get(uid), listed.get(uid)
-            touched.update(run for one in (before, pod) if (run := self._run_of(one)) is not None)
-            news[uid] = self._list(uid, before, pod)
+        runs = list(workflows)
+        stopped = {(one.namespace, one.name) for one in runs if one.is_stopped}
+        self.succeeded = []
+        for uid in dict.fromkeys([*changed(self._listed, listed), *self._relearned(listed, learnt)]):
+            before, found = self._listed.get(uid), listed.get(uid)
+            touched.update(run for one in (before, found) if (run := self._run_of(one)) is not None)
+            if found is not None and found.phase == "Succeeded" and self._run_of(found) is not None:
+                self.succeeded += [] if (found.namespace, found.workflow) in stopped else [found]
+            news[uid] = self._list(uid, before, found and as_learned(found, learnt))
+            _set(self._listed, uid, found)
         for run in touched & (self._pausing.keys() | self._paused.keys()):
             news.update(self._with_pauses(run))
-        news.update(self._traces.follow(self._of_workflows, workflows))
-        for uid, found in news.items():
-            self._put(uid, self.all.get(uid), None if found is None else self._traces.ranked.get(uid, found))
+        news.update(self._traces.follow(self._of_workflows, runs, learnt))
+        for uid, one in news.items():
+            self._put(uid, self.all.get(uid), None if one is None else self._traces.ranked.get(uid, one))
+
+    def _relearned(self, listed: Mapping[str, Pod], learnt: Learnt) -> list[str]:
+        """Uids of listed pods of which other durations were learned since the last look."""
+        if learnt is self._learnt:
+            return []
+        before, self._learnt = self._learnt, learnt
+        others = [one for one in self._of_pipelines if learnt.get(one) is not before.get(one)]
+        known = ((uid, pod) for one in others for uid, pod in self._of_pipelines[one].items() if uid in listed)
+        return [uid for uid, pod in known if as_learned(self._listed[uid], learnt) != pod]
 
     def traced(self) -> list[Run]:
         """Runs that have graphs and pods."""
@@ -87,6 +109,7 @@ class Looked:
         move(self.runs, was, run, uid, pod)
         states = pod is not None and pod.limits is not NOTHING
         move(self.limited, was if uid in self.limited.get(was or "", ()) else None, run if states else None, uid, pod)
+        move(self._of_pipelines, self._pipeline_of(before), self._pipeline_of(pod), uid, pod)
         says = pod is not None and bool(pod.paused)
         move(self._pausing, was if uid in self._pausing.get(was or "", ()) else None, run if says else None, uid, pod)
         move(self._of_workflows, self._workflow_of(before), self._workflow_of(pod), uid, pod)
@@ -94,7 +117,6 @@ class Looked:
         _set(self.stand_ins, uid, pod if stands_in else None)
         is_stray = pod is not None and pod.is_gated and not (pod.run or pod.node)
         _set(self.strays, uid, pod if is_stray else None)
-        _set(self._listed, uid, pod)
         if pod is None or (stands_in and run is None):
             return None
         return pod if run is not None or not pod.run else msgspec.structs.replace(pod, run="")
@@ -114,6 +136,9 @@ class Looked:
 
     def _run_of(self, pod: Pod | None) -> str | None:
         return pod.run if pod is not None and self._serves(pod) else None
+
+    def _pipeline_of(self, pod: Pod | None) -> str | None:
+        return pipeline_of(pod) if pod is not None and not pod.is_over and self._serves(pod) else None
 
     def _workflow_of(self, pod: Pod | None) -> tuple[str, str] | None:
         return (pod.namespace, pod.workflow) if pod is not None and pod.workflow and self._serves(pod) else None

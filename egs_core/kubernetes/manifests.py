@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from egs_core.kubernetes import names
-from egs_core.kubernetes.cluster import Kind
+from egs_core.kubernetes.cluster import CONFIG_MAPS, Kind
 from egs_core.kubernetes.clusters import MANAGER
 from egs_core.kubernetes.gates import RELEASE_BY_S
 from egs_core.kubernetes.guard import API as ADMISSION
@@ -34,6 +34,7 @@ KINDS = {
     "RoleBinding": Kind(f"/apis/{RBAC}/v1", "rolebindings"),
     "Namespace": Kind("/api/v1", "namespaces", False),
     "ServiceAccount": Kind("/api/v1", "serviceaccounts"),
+    "ConfigMap": CONFIG_MAPS,
     "Service": Kind("/api/v1", "services"),
     "Deployment": Kind("/apis/apps/v1", "deployments"),
     "CronJob": Kind("/apis/batch/v1", "cronjobs"),
@@ -86,6 +87,7 @@ def objects(of: Installation) -> list[Object]:
             "metadata": {"name": of.namespace, "labels": {"pod-security.kubernetes.io/enforce": "restricted"}},
         },
         *(_made("v1", "ServiceAccount", name, of.namespace) for name in (names.CONTROLLER, names.OVERDUE)),
+        _made("v1", "ConfigMap", names.DURATIONS, of.namespace),  # without data, so that what is learned stays there
         *_rights(of),
         *policies(
             dict.fromkeys((names.CONTROLLER, names.OVERDUE), of.namespace),
@@ -124,6 +126,7 @@ def _rights(of: Installation) -> list[Object]:
         {**_rule("coordination.k8s.io", ["leases"], ["get", "update"]), "resourceNames": [names.CONTROLLER]},
         _rule("coordination.k8s.io", ["leases"], ["create"]),
     ]
+    durations = [{**_rule("", ["configmaps"], ["get", "patch"]), "resourceNames": [names.DURATIONS]}]
     opens = [_rule("", ["pods"], ["get", "list", "patch"])]
     changes = [_rule("", ["pods"], ["patch"]), _rule(kueue, ["workloads"], ["patch"])]
     if of.preempts:
@@ -145,6 +148,7 @@ def _rights(of: Installation) -> list[Object]:
     return [
         *_granted(names.CONTROLLER, "", controller, names.CONTROLLER, here),
         *_granted(f"{names.CONTROLLER}-lease", here, lease, names.CONTROLLER, here),
+        *_granted(names.DURATIONS, here, durations, names.CONTROLLER, here),
         *(
             one
             for account in (names.CONTROLLER, names.OVERDUE)

@@ -17,7 +17,10 @@ from operator import is_not
 
 import msgspec
 
+from egs_core.kubernetes.learned import NOTHING as NOTHING_LEARNT
+from egs_core.kubernetes.learned import Learnt, Pipeline, pipeline_of
 from egs_core.kubernetes.pods import Pod
+from egs_core.kubernetes.steps import in_any_run, key_of, without_try
 from egs_core.kubernetes.workflows import NOTHING, Asks, Loop, Node, Step, Template, Workflow
 from egs_core.site import PRIOR_S
 
@@ -27,8 +30,6 @@ MOST_STEPS = 200_000
 """Of tasks, of what each waits for, and of templates that are looked at: whoever may write a Workflow may write one
 that unfolds without end."""
 _ITERATION = re.compile(r"(.+)\((\d+):[^()]*\)")
-_TRY = re.compile(r"\(\d+\)$")
-_ALL_ITERATIONS = re.compile(r"\(\d+:[^()]*\)")
 ENDED = Template(steps=())
 NEVER_BEGAN = ("Skipped", "Omitted")
 
@@ -71,10 +72,13 @@ def graph_of(workflow: Workflow) -> tuple[Task, ...] | None:
     return tuple(growing.tasks)
 
 
-def ways(workflow: Workflow, graph: Sequence[Task], pods: Iterable[Pod]) -> dict[str, Way]:
+def ways(
+    workflow: Workflow, graph: Sequence[Task], pods: Iterable[Pod], earlier: Pipeline | None = None
+) -> dict[str, Way]:
     """By uid, of the pods of this run that have not ended and are in its graph. Durations: what the same task took in
-    this run already, in another iteration or try; else its labels; of drivers, which have none, what others took."""
-    mine, own = lengths(workflow, graph, list(pods))
+    this run already, in another iteration or try; else in earlier ones; else its labels; of drivers, which have none,
+    what others took."""
+    mine, own = lengths(workflow, graph, list(pods), earlier)
     ranks, gpu_s = list(own), [0.0] * len(own)
     for number in range(len(graph) - 1, -1, -1):
         behind_s = own[number] * graph[number].asks.gpus + gpu_s[number]
@@ -85,26 +89,35 @@ def ways(workflow: Workflow, graph: Sequence[Task], pods: Iterable[Pod]) -> dict
     return {uid: Way(own[place], ranks[place], gpu_s[place]) for uid, place in mine.items()}
 
 
-def lengths(workflow: Workflow, graph: Sequence[Task], pods: Sequence[Pod]) -> tuple[dict[str, int], list[float]]:
-    """By uid the places in the graph of pods that have not ended; and how long each task takes, by its place."""
+def lengths(
+    workflow: Workflow, graph: Sequence[Task], pods: Sequence[Pod], earlier: Pipeline | None = None
+) -> tuple[dict[str, int], list[float]]:
+    """By uid the places in the graph of pods that have not ended; and how long each task takes, by its place. pods:
+    with what earlier runs say; earlier: what they say of those that are not there yet."""
     learned, drivers = _learned(pods), _drivers_s(workflow)
     places = {task.name: number for number, task in enumerate(graph) if task.template}
     mine = {pod.uid: place for pod in pods if not pod.is_over and (place := _place(pod, places)) is not None}
     labels = {mine[pod.uid]: pod.predicted_s for pod in pods if pod.uid in mine}
     own = []
     for number, task in enumerate(graph):
-        label_s = labels.get(number) if labels.get(number) is not None else task.predicted_s
-        own.append(_own_s(task, learned.get(key_of(task.name), label_s), drivers))
+        said_s = labels.get(number)
+        if said_s is None and not (task.is_over or task.is_driver) and task.template:
+            likely = None if earlier is None else earlier.likely(in_any_run(workflow.name, task.name))
+            said_s = task.predicted_s if likely is None else likely.seconds
+        own.append(_own_s(task, learned.get(key_of(task.name), said_s), drivers))
     return mine, own
 
 
 class Run(msgspec.Struct, frozen=True):
-    """What is known of a run: of what it was made, and its pods with the ranks of its graph, by uid."""
+    """What is known of a run: of what it was made, and its pods with the ranks of its graph, by uid. pipeline: as
+    `learned.pipeline_of`; earlier: its runs before."""
 
     workflow: Workflow
     graph: tuple[Task, ...] | None
     pods: tuple[Pod, ...]
     ranked: dict[str, Pod]
+    pipeline: str = ""
+    earlier: Pipeline | None = None
 
 
 class Traces:
@@ -128,13 +141,18 @@ class Traces:
         self.follow(of, workflows)
         return {**pods, **self.ranked}
 
-    def follow(self, of: Mapping[tuple[str, str], Mapping[str, Pod]], workflows: Iterable[Workflow]) -> dict[str, Pod]:
-        """All pods of those runs of which something has changed, as `applied` has them. of: pods of ours, by namespace
-        and Workflow, then by uid."""
+    def follow(
+        self,
+        of: Mapping[tuple[str, str], Mapping[str, Pod]],
+        workflows: Iterable[Workflow],
+        learnt: Learnt = NOTHING_LEARNT,
+    ) -> dict[str, Pod]:
+        """All pods of those runs of which something has changed, as `applied` has them. of: pods of ours, with what was
+        learnt, by namespace and Workflow, then by uid."""
         runs = {(one.namespace, one.name): one for one in workflows}
         before = self._runs
         self._runs = {
-            one.uid: self._run(one, tuple(pods.values())) for key, one in runs.items() if (pods := of.get(key))
+            one.uid: self._run(one, tuple(pods.values()), learnt) for key, one in runs.items() if (pods := of.get(key))
         }
         found: dict[str, Pod] = {}
         for uid, was in before.items():
@@ -148,42 +166,32 @@ class Traces:
                 found.update((pod.uid, run.ranked.get(pod.uid, pod)) for pod in run.pods)
         return found
 
-    def _run(self, workflow: Workflow, pods: tuple[Pod, ...]) -> Run:
+    def _run(self, workflow: Workflow, pods: tuple[Pod, ...], learnt: Learnt) -> Run:
         known = self._runs.get(workflow.uid)
         is_same = known is not None and known.workflow is workflow
         graph = known.graph if known is not None and is_same else graph_of(workflow)
-        if known is not None and is_same and len(known.pods) == len(pods) and not any(map(is_not, known.pods, pods)):
+        has_same = known is not None and _are_same(known.pods, pods)
+        pipeline = known.pipeline if known is not None and has_same else min(map(pipeline_of, pods))
+        earlier = learnt.get(pipeline)
+        if known is not None and is_same and has_same and known.earlier is earlier:
             return known
         before = {} if known is None else known.ranked
-        told = {} if graph is None else ways(workflow, graph, pods)
+        told = {} if graph is None else ways(workflow, graph, pods, earlier)
         made = (_ranked(pod, told[pod.uid]) for pod in pods if pod.uid in told)
-        return Run(workflow, graph, pods, {pod.uid: _same(before.get(pod.uid), pod) for pod in made})
+        return Run(workflow, graph, pods, {pod.uid: _same(before.get(pod.uid), pod) for pod in made}, pipeline, earlier)
+
+
+def _are_same(before: Sequence[Pod], pods: Sequence[Pod]) -> bool:
+    return len(before) == len(pods) and not any(map(is_not, before, pods))
 
 
 def _ranked(pod: Pod, way: Way) -> Pod:
-    return msgspec.structs.replace(pod, rank_s=way.rank_s, predicted_s=way.own_s, rest_gpu_s=way.gpu_s, is_traced=True)
+    found = msgspec.structs.replace(pod, rank_s=way.rank_s, predicted_s=way.own_s, rest_gpu_s=way.gpu_s, is_traced=True)
+    return found if way.own_s == pod.predicted_s else msgspec.structs.replace(found, learned_from=0)
 
 
 def _same(before: Pod | None, pod: Pod) -> Pod:
     return before if before == pod and before is not None else pod
-
-
-def key_of(name: str) -> str:
-    """The name of a node without iterations and tries.
-
-    >>> key_of("run.root.loop(3:x).train.executor(1)")
-    'run.root.loop.train.executor'
-    """
-    return _TRY.sub("", _ALL_ITERATIONS.sub("", name))
-
-
-def without_try(name: str) -> str:
-    """The name of a node, the same for all tries of it.
-
-    >>> without_try("run.root.loop(3:x).train.executor(1)")
-    'run.root.loop(3:x).train.executor'
-    """
-    return _TRY.sub("", name)
 
 
 def _place(pod: Pod, places: Mapping[str, int]) -> int | None:

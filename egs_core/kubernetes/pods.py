@@ -66,7 +66,8 @@ class Pod(msgspec.Struct, frozen=True):
     alone). gpu: the name of its GPUs' resource, "" without; is_placeholder: by its label and its class, it stands for
     others. refusal: the scheduler has no node for it, the words it says that in. claims: names of its ResourceClaims;
     lacks_claims: some of them are not made yet; claimed: how many devices it asks for by them (`claiming` alone).
-    maker: what made it, which may say its gang (`grouping`)."""
+    maker: what made it, which may say its gang (`grouping`). has_task: its task is called the same in all runs;
+    learned_from: so many pods of earlier runs say how long it takes, 0: its labels do (`learned.as_learned` alone)."""
 
     uid: str
     name: str
@@ -118,6 +119,8 @@ class Pod(msgspec.Struct, frozen=True):
     lacks_claims: bool = False
     claimed: int = 0
     maker: Maker = NOBODY
+    has_task: bool = False
+    learned_from: int = 0
 
     @property
     def is_over(self) -> bool:
@@ -215,6 +218,7 @@ def pod_of(raw: Object) -> Pod:
         claims=tuple(name for name in claims if name),
         lacks_claims="" in claims,
         maker=maker,
+        has_task=bool(text(labels, names.TASK) or maker.part),
     )
 
 

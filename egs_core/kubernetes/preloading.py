@@ -1,7 +1,7 @@
 """Preload pods made and removed: one look at what will start in five seconds, and what follows of it.
 
-The pods in the cluster say what is under way. What is kept here besides only saves work: how long images took to be
-pulled, and which of them a node has although it does not list them.
+The pods in the cluster say what is under way. What is kept here besides only saves work: which images a node has
+although it does not list them. How long they took to be pulled is kept with what else is learned.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from egs_core.kubernetes import preloads
 from egs_core.kubernetes.cluster import PODS, ApiError, Cluster
 from egs_core.kubernetes.foreseen import Start, Wanted, starts
+from egs_core.kubernetes.learning import Learning
 from egs_core.kubernetes.pods import Node, Pod
 from egs_core.kubernetes.preloads import LOADED, Preload
 
@@ -21,14 +22,14 @@ REFUSED_S = 600.0
 
 
 class Preloading:
-    """See the module. pull_s: how long an image takes to be pulled of which it is not known; note: hears what an
-    administrator should know, by what it is about, and "" when it is no longer so. Times are Unix times."""
+    """See the module. pull_s: how long an image takes to be pulled of which it is not known; learning: of which it is;
+    note: hears what an administrator should know, by what it is about, and "" when it is no longer so. Times are Unix
+    times."""
 
-    def __init__(self, cluster: Cluster, pull_s: float, note: Callable[[str, str], None]) -> None:
-        self._cluster, self._pull_s, self._note = cluster, pull_s, note
+    def __init__(self, cluster: Cluster, pull_s: float, learning: Learning, note: Callable[[str, str], None]) -> None:
+        self._cluster, self._pull_s, self._learning, self._note = cluster, pull_s, learning, note
         self._next = 0.0
         self._refused: dict[str, float] = {}  # by namespace, until when none is made
-        self._took_s: dict[str, float] = {}
         # by node and image, until when it is believed that the node has it, or that it cannot pull it
         self._loaded: dict[tuple[str, str], float] = {}
         self._failed: dict[tuple[str, str], float] = {}
@@ -56,7 +57,8 @@ class Preloading:
             for key in [key for key, until in kept.items() if until <= now]:
                 del kept[key]
         had = self._had(pods.values(), nodes)
-        lead_s = {one.images: preloads.lead_of(one.images, self._took_s, self._pull_s) for one in wanted}
+        took_s = self._learning.pulls_s({image for one in wanted for image in one.images})
+        lead_s = {one.images: preloads.lead_of(one.images, took_s, self._pull_s) for one in wanted}
         until = preloads.horizon(lead_s.values(), now)
         on_the_way = _with(had, ((one.node, image) for one in found for image in one.images))
         foreseen = starts(wanted, pods.values(), nodes, now, until, on_the_way)
@@ -85,8 +87,8 @@ class Preloading:
         is_loaded = one.state == LOADED
         kept, until_s = (self._loaded, preloads.AGAIN_S) if is_loaded else (self._failed, preloads.FAILED_S)
         kept.update(((one.node, image), now + until_s) for image in one.images)
-        if is_loaded and one.took_s is not None:
-            self._took_s.update((image, one.took_s / len(one.images)) for image in one.images)
+        for image in one.images if is_loaded and one.took_s is not None else ():
+            self._learning.pulled(image, (one.took_s or 0.0) / len(one.images), one.uid, now)
         if not is_loaded:
             self._note(f"preload {', '.join(one.images)}", f"was not pulled on node {one.node}")
 

@@ -75,10 +75,17 @@ def texts(
             words = "it waits for its turn" if reason is None else _WORDS.get(reason.kind, reason.kind)
             if pod.gang and reason is not None and reason.kind == "infeasible":
                 words = "its gang has no room together, even if nothing else were there"
-            after = "" if pod.rank_s is None else f"; its run takes {pod.rank_s:.0f} s from its start on"
-            text = f"place {places[pod.uid]} of {len(order)}: {words}{after}"
+            text = f"place {places[pod.uid]} of {len(order)}: {words}{_foretold(pod)}"
         else:
             continue
         if text != pod.waits:
             found[pod.uid] = text
     return found
+
+
+def _foretold(pod: Pod) -> str:
+    after = "" if pod.rank_s is None else f"; its run takes {pod.rank_s:.0f} s from its start on"
+    if not pod.learned_from or pod.predicted_s is None:
+        return after
+    before = "the last one" if pod.learned_from == 1 else f"the last {pod.learned_from}"
+    return f"{after}; it should take {pod.predicted_s:.0f} s, as {before} of its task did"

@@ -98,7 +98,7 @@ class Node(msgspec.Struct, frozen=True):
 
 
 class Workflow(msgspec.Struct, frozen=True):
-    """One run. nodes: by name."""
+    """One run. nodes: by name; is_stopped: somebody has ended it."""
 
     uid: str
     namespace: str
@@ -108,6 +108,7 @@ class Workflow(msgspec.Struct, frozen=True):
     nodes: Mapping[str, Node] = {}
     is_over: bool = False
     is_readable: bool = False
+    is_stopped: bool = False
 
 
 def workflow_of(raw: Object) -> Workflow:
@@ -115,7 +116,7 @@ def workflow_of(raw: Object) -> Workflow:
     meta, spec, status = part(raw, "metadata"), part(raw, "spec"), part(raw, "status")
     who = text(meta, "uid"), text(meta, "namespace"), text(meta, "name")
     if text(status, "phase") in OVER or text(spec, "shutdown"):
-        return Workflow(*who, is_over=True)
+        return Workflow(*who, is_over=True, is_stopped=bool(text(spec, "shutdown")))
     stated = items(part(spec, "arguments"), "parameters")
     arguments = {text(one, "name"): text(one, "value") for one in stated}
     templates = {text(one, "name"): _template(one, arguments) for one in items(spec, "templates")}

@@ -222,6 +222,12 @@ class _Handler(BaseHTTPRequestHandler):
             if stated.get("uid", found["metadata"]["uid"]) != found["metadata"]["uid"]:
                 self._refuse(409, "the UID in the precondition does not match")
                 return
+            if (
+                stated.get("resourceVersion", found["metadata"]["resourceVersion"])
+                != found["metadata"]["resourceVersion"]
+            ):
+                self._refuse(409, "the object has been modified")
+                return
             made = _replaced(found, body) if isinstance(body, list) else _merged(found, body)
             if query.get("dryRun"):
                 self._answer(200, made)

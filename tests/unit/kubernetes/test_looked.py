@@ -19,6 +19,7 @@ from egs_core.graph.columns import Graph
 from egs_core.kubernetes import gates, looked, places, seen, session
 from egs_core.kubernetes.cluster import PODS, Cluster
 from egs_core.kubernetes.compared import changed
+from egs_core.kubernetes.learned import NOTHING, Learned, Learnt
 from egs_core.kubernetes.looked import Looked
 from egs_core.kubernetes.mirror import Mirror
 from egs_core.kubernetes.pods import Node, Pod, node_of, pod_of
@@ -43,6 +44,7 @@ class Listed(msgspec.Struct, frozen=True):
     nodes: list[Node]
     workflows: list[Workflow]
     now: float
+    learnt: Learnt = NOTHING
 
 
 def bare(name: str, **stated: Any) -> dict[str, Any]:
@@ -93,10 +95,23 @@ RUNS = [
 ]
 
 
+def taught(*took: tuple[str, float]) -> Learnt:
+    """What earlier runs of the pipeline of all these pods took, by step."""
+    found = Learned()
+    about = {"namespace": "team", "run": "team/w/before", "has_task": True, "phase": "Succeeded", "ended": 9.0}
+    found.take(Pod(uid=step, name="x", task=step, ran_s=seconds, **about) for step, seconds in took)  # type: ignore[arg-type]  # of this test
+    found.renew()
+    return found.learnt
+
+
+LEARNT = [NOTHING, taught(("a", 5.0), ("root.b.executor", 70.0)), taught(("a", 60.0), ("c", 9.0), ("h", 30.0))]
+
+
 @st.composite
 def lives(draw: st.DrawFn) -> list[Listed]:
     """Pods that come, wait, are paused, opened, bound to nodes that may not be listed yet, end and go, in any order and
-    with states left out; nodes and Workflows that come, change and go. What has not changed is the same object."""
+    with states left out; nodes, Workflows and what was learned that come, change and go. What has not changed is the
+    same object."""
     made: dict[Pod, Pod] = {}
     at, found, now = dict.fromkeys(BASES, -1), [], 0.0
     for _ in range(draw(st.integers(1, 7))):
@@ -116,7 +131,7 @@ def lives(draw: st.DrawFn) -> list[Listed]:
         nodes = list({one.name: one for one in nodes}.values())
         runs = draw(st.sampled_from(([], RUNS[:1], RUNS[1:2], RUNS[2:])))
         now += draw(st.sampled_from((0.0, 20.0, 400.0)))
-        found.append(Listed(pods, nodes, runs, now))
+        found.append(Listed(pods, nodes, runs, now, draw(st.sampled_from(LEARNT))))
     return found
 
 
@@ -143,9 +158,9 @@ def test_a_look_finds_what_one_from_scratch_would(lists: list[Listed]) -> None:
     """Whatever has come, changed and gone in between; and what is the same as before is the same object."""
     kept, before = new_looked(), dict[str, Pod]()
     for there in lists:
-        kept.look(there.pods, there.workflows)
+        kept.look(there.pods, there.workflows, there.learnt)
         scratch = new_looked()
-        scratch.look(there.pods, there.workflows)
+        scratch.look(there.pods, there.workflows, there.learnt)
         assert shown(kept, there) == shown(scratch, there)
         assert shown(kept, there)["overdue"] == gates.overdue(kept.served.values(), there.now, LONGEST_S)
         assert all(one is before[uid] for uid, one in kept.ordered.items() if one == before.get(uid))
@@ -184,7 +199,7 @@ class Told:
 
     def tell(self, there: Listed) -> tuple[list[str], list[str], list[str]]:
         """What waits then, what is granted, and what of that waits at its gate."""
-        self.looked.look(there.pods, there.workflows)
+        self.looked.look(there.pods, there.workflows, there.learnt)
         placeless = self.looked.placeless(there.nodes)
         told = {uid: one for uid, one in self.looked.ordered.items() if uid not in placeless}
         self.session.tell(told, there.nodes)
@@ -198,7 +213,7 @@ def copied(there: Listed) -> Listed:
     """The same as other objects: all of it has changed."""
     pods = {uid: msgspec.structs.replace(one) for uid, one in there.pods.items()}
     nodes = [msgspec.structs.replace(one) for one in there.nodes]
-    return Listed(pods, nodes, [msgspec.structs.replace(one) for one in there.workflows], there.now)
+    return Listed(pods, nodes, [msgspec.structs.replace(one) for one in there.workflows], there.now, there.learnt)
 
 
 @settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=60)  # two engines each
