@@ -308,7 +308,8 @@ class ClusterProfile(msgspec.Struct, frozen=True):
     what serves them runs; queues: of Kueue, which pods name in a label; cpu_limit_s, gpu_limit_s: the longest that a
     pod without, or with, a GPU runs that states no time; pull_s: how long an image takes to be pulled; placeholders: so
     many pods may stand for what needs a node, each of placeholder_image; node_s: how long a node takes to come; claims:
-    flavors of GPUs and the DeviceClass of each, that are claimed in the place of limits."""
+    flavors of GPUs and the DeviceClass of each, that are claimed in the place of limits; read_bytes: so much of files
+    one preload may read; read_volumes: of these volume claims, `NAMESPACE/CLAIM`."""
 
     namespace: str
     controller_namespace: str
@@ -321,6 +322,8 @@ class ClusterProfile(msgspec.Struct, frozen=True):
     node_s: float | None = None
     placeholder_image: str = ""
     claims: tuple[tuple[str, str], ...] = ()
+    read_bytes: int = 0
+    read_volumes: tuple[str, ...] = ()
 
 
 @runtime_checkable

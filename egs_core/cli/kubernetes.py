@@ -12,6 +12,7 @@ import typer
 
 from egs_core.adapter import ClusterProfile
 from egs_core.cli import kubernetes_pods, kubernetes_steering
+from egs_core.cli.kubernetes_reads import PreloadFiles, PreloadVolume, read_rules
 from egs_core.cli.printable import printable
 from egs_core.cli.profiles import lint, profiling
 from egs_core.client.places import URL, parse_url
@@ -90,6 +91,8 @@ def controller(
             help="With --preload: how long a pull takes, until one was seen; default: the profile's, or 120s."
         ),
     ] = "",
+    preload_files: PreloadFiles = "",
+    preload_volume: PreloadVolume = None,
     placeholders: Annotated[
         int | None,
         typer.Option(
@@ -130,17 +133,19 @@ def controller(
     of the log. Any other limit stays, as do pods with claims of their own. With --preempt: a pod is deleted for one of
     higher priority that waits, where a Job makes it again or Argo under `retryPolicy: Always` (with the annotation
     `egs.io/preempted` and an event). With --preload: pods with the label `egs.io/preload` are made and removed, which
-    load an image on a node and ask for nothing. With --placeholders: pods with the label `egs.io/placeholder` are made
-    and removed in the namespace of the Lease, which ask for what pods that wait ask for, so that a cluster autoscaler
-    adds a node, and make way for them. Else no pod is made, deleted or placed, and of running ones the deadline alone
-    is changed. Argo's Workflows are read where there are any.
+    load an image on a node and ask for nothing; with --preload-files, too, such as read what a task's hint `preload`
+    names, of its image and of the volume claims of --preload-volume, read-only, so that the node has it in memory. With
+    --placeholders: pods with the label `egs.io/placeholder` are made and removed in the namespace of the Lease, which
+    ask for what pods that wait ask for, so that a cluster autoscaler adds a node, and make way for them. Else no pod is
+    made, deleted or placed, and of running ones the deadline alone is changed. Argo's Workflows are read where there
+    are any.
 
     With --profile: its namespace is served where --serve names none, its controller_namespace has the Lease where
     --lease-namespace names none, its time_limits hold where --cpu-limit and --gpu-limit are left out, its preload.takes
-    where --pull-time is, its capacity where --placeholders, --node-time and --placeholder-image are, flavor and
-    device class of its pools with `claims: true` where --claim is, and one line at the start tells of each pool and
-    queue that the cluster has not as the profile says. That changes nothing; of quotas and priority classes a
-    controller makes no use.
+    where --pull-time is, its preload.files and preload.volumes where --preload-files and --preload-volume are, its
+    capacity where --placeholders, --node-time and --placeholder-image are, flavor and device class of its pools with
+    `claims: true` where --claim is, and one line at the start tells of each pool and queue that the cluster has not as
+    the profile says. That changes nothing; of quotas and priority classes a controller makes no use.
 
     With --multikueue manager: of each Workload that waits for MultiKueue to have a cluster (Kueue's configuration names
     `egs.io/dispatcher`), `status.nominatedClusterNames` is written: the cluster where it should end first by what the
@@ -186,6 +191,7 @@ def controller(
         preloads=preload,
         placeholders=_placeholder_settings(placeholders, node_time, placeholder_image, site),
         pull_s=parse_seconds(pull_time, "--pull-time") if pull_time else (site and site.pull_s) or PULL_S,
+        reads=read_rules(preload_files, preload_volume, serve or (), site, preloads=preload),
         limits=Rules(
             _limit(cpu_limit, "--cpu-limit") or (site.cpu_limit_s if site else None),
             _limit(gpu_limit, "--gpu-limit") or (site.gpu_limit_s if site else None),
@@ -254,6 +260,8 @@ def manifests(
         bool,
         typer.Option("--preload", help="With the rights to make and delete preload pods, and the argument for it."),
     ] = False,
+    preload_files: PreloadFiles = "",
+    preload_volume: PreloadVolume = None,
     placeholders: Annotated[
         int, typer.Option(min=0, help="With the rights to make so many placeholder pods, and the argument for it.")
     ] = 0,
@@ -328,6 +336,7 @@ def manifests(
         tuple(rule_of(one, "--claim") for one in claim or ()),
         multikueue,
         cluster_name,
+        read_rules(preload_files, preload_volume, serve or (), preloads=preload),
     )
     if helm is None:
         typer.echo(yaml.safe_dump_all(objects(asked), sort_keys=False, width=110), nl=False)

@@ -41,6 +41,7 @@ class Kind(msgspec.Struct, frozen=True):
 
 PODS, NODES = Kind("/api/v1", "pods"), Kind("/api/v1", "nodes", False)
 LEASES, CONFIG_MAPS = Kind("/apis/coordination.k8s.io/v1", "leases"), Kind("/api/v1", "configmaps")
+VOLUME_CLAIMS = Kind("/api/v1", "persistentvolumeclaims")
 _KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
 WORKLOADS, LOCAL_QUEUES = Kind(_KUEUE, "workloads"), Kind(_KUEUE, "localqueues")
 CLUSTER_QUEUES = Kind(_KUEUE, "clusterqueues", False)

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
+
 from egs_core.graph.columns import Shape
 from egs_core.kubernetes.foreseen import Owner, Wanted, end_of
 from egs_core.kubernetes.images import full_name
@@ -36,8 +38,11 @@ def to_come(runs: Iterable[Run], now: float) -> list[Wanted]:
             asks = task.asks
             if asks.image and "{{" not in asks.image:  # else only the run knows it
                 shape = Shape(asks.cpu_milli, round(1000 * asks.gpus), asks.memory_bytes)
-                place = run.workflow.namespace, shape, asks.where, takes_s, ready_at
-                found.append(Wanted(owner, *place, (full_name(asks.image),), asks.pull_secrets, asks.gpu))
+                namespace, image, reading = run.workflow.namespace, full_name(asks.image), asks.reading
+                if reading is not None:
+                    reading = msgspec.structs.replace(reading, namespace=namespace)
+                place = namespace, shape, asks.where, takes_s, ready_at
+                found.append(Wanted(owner, *place, (image,), asks.pull_secrets, asks.gpu, reading=reading))
     return sorted(found, key=lambda one: one.ready_at)
 
 

@@ -27,7 +27,7 @@ from egs_core.kubernetes.coming import to_come
 from egs_core.kubernetes.dispatching import MultiKueue
 from egs_core.kubernetes.explaining import Explaining
 from egs_core.kubernetes.grouping import Grouping
-from egs_core.kubernetes.images import node_with_images, pod_with_images
+from egs_core.kubernetes.images import node_with_images
 from egs_core.kubernetes.joining import Door
 from egs_core.kubernetes.kueue import Queues
 from egs_core.kubernetes.leader import Leader
@@ -42,6 +42,7 @@ from egs_core.kubernetes.preempting import Preempting
 from egs_core.kubernetes.preloading import Preloading
 from egs_core.kubernetes.preloads import preload_of
 from egs_core.kubernetes.priorities import workload_of
+from egs_core.kubernetes.readers import pod_with_reading
 from egs_core.kubernetes.session import ClusterSession, preempting_site
 from egs_core.kubernetes.settings import Settings
 from egs_core.kubernetes.stuck import Stuck
@@ -73,7 +74,7 @@ class Controller:
         self._said: dict[str, str] = {}
         self.opened = 0
         self.leader = Leader(cluster, settings.lease_namespace, names.CONTROLLER, settings.identity)
-        pod_made, node_made = (pod_with_images, node_with_images) if settings.preloads else (pod_of, node_of)
+        pod_made, node_made = (pod_with_reading, node_with_images) if settings.preloads else (pod_of, node_of)
         self._pods = Mirror(cluster, PODS, pod_made, self._woken.set, watch_s=watch_s)
         self._nodes = Mirror(cluster, NODES, node_made, self._woken.set, watch_s=watch_s)
         self._claiming = Claiming(cluster, self._woken.set, watch_s)
@@ -94,16 +95,11 @@ class Controller:
             Preempting(cluster, lambda: self._workflows.items().values(), say) if settings.preempts else None
         )
         learning = self._learning = Learning(cluster, settings.lease_namespace, self._note)
-        self._preloading = Preloading(cluster, settings.pull_s, learning, self._note) if settings.preloads else None
+        loading = Preloading(cluster, settings.pull_s, learning, self._note, settings.reads)
+        self._preloading = loading if settings.preloads else None
         self._placeholding = Placeholding(cluster, settings.placeholders, settings.lease_namespace, self._note)
-        self._preloads = Mirror(
-            cluster,
-            PODS,
-            preload_of,
-            lambda: None,
-            labels=f"{names.PRELOAD}={names.BY_CONTROLLER}",
-            watch_s=watch_s,
-        )
+        labels = f"{names.PRELOAD}={names.BY_CONTROLLER}"
+        self._preloads = Mirror(cluster, PODS, preload_of, lambda: None, labels=labels, watch_s=watch_s)
         self._gated: ClusterSession | None = None
         name = settings.cluster_name or cluster.host.partition("//")[2]
         self._door = (
@@ -344,7 +340,7 @@ class Controller:
         return pod.may_restart if self._preempting is None else self._preempting.may_restart(pod)
 
     def _preload(self, looked: Looked, nodes: list[Node], now: float) -> None:
-        """Load the images of what will start, where it will."""
+        """Load what is needed for what will start, where it will."""
         if self._preloading is None or self._gated is None or not self._preloading.is_due(now):
             return
         coming = to_come(looked.traced(), now)[: foreseen.MOST]

@@ -19,6 +19,7 @@ import msgspec
 from egs_core.graph.columns import Shape
 from egs_core.kubernetes import places
 from egs_core.kubernetes.pods import Node, Pod
+from egs_core.kubernetes.readings import Reading
 from egs_core.site import PRIOR_S
 from egs_core.time_estimates import remaining
 
@@ -43,8 +44,8 @@ class Owner(msgspec.Struct, frozen=True):
 
 class Wanted(msgspec.Struct, frozen=True):
     """What will start: a pod that is there or one to come. where: as `Pod.where`; takes_s: None: not known; ready_at:
-    not before this moment; images: none where nothing is to be done for it, and it only takes its room. gpu: the name
-    of its GPUs' resource; is_seen: a scheduler knows of it already."""
+    not before this moment; images, reading: none where nothing is to be done for it, and it only takes its room. gpu:
+    the name of its GPUs' resource; is_seen: a scheduler knows of it already."""
 
     owner: Owner
     namespace: str
@@ -56,6 +57,12 @@ class Wanted(msgspec.Struct, frozen=True):
     pull_secrets: tuple[str, ...] = ()
     gpu: str = ""
     is_seen: bool = False
+    reading: Reading | None = None
+
+    @property
+    def loads(self) -> tuple[str, ...]:
+        """What is to be on its node: images, then what is read."""
+        return self.images if self.reading is None else (*self.images, self.reading.key)
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -68,9 +75,10 @@ class Start(msgspec.Struct, frozen=True):
 
 def waiting(pods: Mapping[str, Pod], order: Sequence[str]) -> list[Wanted]:
     """Pods that are open and have no node yet, then those that wait, the first first. order: uids of these."""
-    opened = [_wanted(pod, images=()) for pod in pods.values() if is_opened(pod)]
+    found = [_wanted(pod) for pod in pods.values() if is_opened(pod)]
+    opened = [msgspec.structs.replace(one, images=(), reading=None) for one in found]
     gated = [pod for uid in order if (pod := pods.get(uid)) is not None and pod.is_gated and not pod.is_leaving]
-    return opened + [_wanted(pod, pod.images) for pod in gated[:MOST]]
+    return opened + [_wanted(pod) for pod in gated[:MOST]]
 
 
 def starts(
@@ -113,7 +121,7 @@ def placed(
         latest = soonest + max(SAME_S, SAME_SHARE * (soonest - now))
         at, room = min(
             ((at, room) for at, room in firsts if at <= latest),
-            key=lambda pair: (not pair[1].has(one.images, had or {}), pair[0], pair[1].node.name),
+            key=lambda pair: (*pair[1].lacks(one, had or {}), pair[0], pair[1].node.name),
         )
         room.take(need, at, at + (PRIOR_S if one.takes_s is None else one.takes_s))
         found.append((one, Start(one, room.node.name, at)))
@@ -174,15 +182,24 @@ class _Room:
         self._firsts.clear()
         self.hold(need, until)
 
-    def has(self, images: Iterable[str], had: Mapping[str, Collection[str]]) -> bool:
+    def lacks(self, wanted: Wanted, had: Mapping[str, Collection[str]]) -> tuple[bool, bool]:
+        """Any of its images; and what it reads."""
         more = had.get(self.node.name, ())
-        return all(image in self.node.images or image in more for image in images)
+        has_all = all(image in self.node.images or image in more for image in wanted.images)
+        return not has_all, wanted.reading is not None and wanted.reading.key not in more
 
 
-def _wanted(pod: Pod, images: tuple[str, ...]) -> Wanted:
+def _wanted(pod: Pod) -> Wanted:
     owner = Owner("v1", "Pod", pod.name, pod.uid)
     return Wanted(
-        owner, pod.namespace, pod.shape, pod.where, pod.predicted_s, images=images, pull_secrets=pod.pull_secrets
+        owner,
+        pod.namespace,
+        pod.shape,
+        pod.where,
+        pod.predicted_s,
+        images=pod.images,
+        pull_secrets=pod.pull_secrets,
+        reading=pod.reading,
     )
 
 

@@ -9,11 +9,13 @@ else.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
-from egs_core.kubernetes import names, placeholders
+from egs_core.kubernetes import names, placeholders, readers
 from egs_core.kubernetes.preloads import COMMAND, CONFINED, DEADLINE_S, LIMITS, MOST_IMAGES, NO_SIDECAR, NOBODY
+from egs_core.kubernetes.readings import NO_READS, ReadRules
 from egs_core.kubernetes.tiers import NAME as CLAIM_NAME
 
 Object = dict[str, Any]
@@ -226,7 +228,27 @@ _CONFINED = (
     ),
 )
 """Of both kinds."""
-PRELOAD_RULES = (
+_MORE = "the pod has more than a preload has"
+
+
+def _asks_for(cpu: str, memory: str) -> str:
+    """CEL: a container has limits, and no more than that."""
+    return (
+        "(has(c.resources) && dyn(c.resources).all(k, k in ['limits', 'requests'])"
+        " && has(dyn(c.resources).limits) && has(dyn(c.resources).requests)"
+        " && ['cpu', 'memory'].all(n, n in dyn(c.resources).limits)"
+        " && dyn(c.resources).limits.all(n, n in ['cpu', 'memory'])"
+        " && dyn(c.resources).requests.all(n, n in ['cpu', 'memory'])"
+        f" && quantity(dyn(c.resources).limits['cpu']).compareTo(quantity('{cpu}')) <= 0"
+        f" && quantity(dyn(c.resources).limits['memory']).compareTo(quantity('{memory}')) <= 0)"
+    )
+
+
+_LOADS = f"(has(c.command) && c.command == {COMMAND})"
+_READS = f"(has(c.command) && c.command == {json.dumps(readers.COMMAND)})"
+"""CEL: what a container does."""
+_FEW = _asks_for(LIMITS["cpu"], LIMITS["memory"])
+_ANY_PRELOAD = (
     (_is_made("object", *_PRELOAD), "the pod is no preload"),
     *_of_its_kind(names.PRELOAD, _META),
     (
@@ -235,24 +257,45 @@ PRELOAD_RULES = (
         " && !has(o.blockOwnerDeletion) && o.kind in ['Pod', 'Workflow'])",
         "the pod does not go with a pod or a Workflow",
     ),
-    (f"{_only(_NEW, _SPEC)} && {_NEW}.containers.size() <= {MOST_IMAGES}", "the pod has more than a preload has"),
     _ends(DEADLINE_S),
     *_CONFINED,
-    (_each(_only("c", _CONTAINER)), "a container has more than a preload's has"),
-    (_each(f"has(c.command) && c.command == {COMMAND}"), "a container has another command"),
-    (
-        _each(
-            "has(c.resources) && dyn(c.resources).all(k, k in ['limits', 'requests'])"
-            " && has(dyn(c.resources).limits) && has(dyn(c.resources).requests)"
-            " && ['cpu', 'memory'].all(n, n in dyn(c.resources).limits)"
-            " && dyn(c.resources).limits.all(n, n in ['cpu', 'memory'])"
-            " && dyn(c.resources).requests.all(n, n in ['cpu', 'memory'])"
-            f" && quantity(dyn(c.resources).limits['cpu']).compareTo(quantity('{LIMITS['cpu']}')) <= 0"
-            f" && quantity(dyn(c.resources).limits['memory']).compareTo(quantity('{LIMITS['memory']}')) <= 0"
-        ),
-        "a container asks for more than a preload needs",
-    ),
 )
+_LOADER_RULES = (
+    (f"{_only(_NEW, _SPEC)} && {_NEW}.containers.size() <= {MOST_IMAGES}", _MORE),
+    (_each(_only("c", _CONTAINER)), "a container has more than a preload's has"),
+    (_each(_LOADS), "a container has another command"),
+    (_each(_FEW), "a container asks for more than a preload needs"),
+)
+
+
+def preload_rules(reads: ReadRules = NO_READS) -> tuple[tuple[str, str], ...]:
+    """What may be made as a preload: pods that load images; and, where that is allowed, such as read of the volume
+    claims that are named, which they may not write."""
+    return (*_ANY_PRELOAD, *(_reader_rules(reads) if reads.most_bytes else _LOADER_RULES))
+
+
+def _reader_rules(reads: ReadRules) -> tuple[tuple[str, str], ...]:
+    many = _asks_for(readers.CPUS, str(reads.most_bytes + readers.MODULES_BYTES))
+    mount, volume = ("name", "mountPath", "readOnly", "subPath"), ("name", "persistentVolumeClaim")
+    return (
+        (f"{_only(_NEW, (*_SPEC, 'volumes'))} && {_NEW}.containers.size() <= {MOST_IMAGES}", _MORE),
+        (f"{_NEW}.containers.size() == 1 || {_each(_LOADS)}", "the pod reads, and does more"),
+        (_each(_only("c", (*_CONTAINER, "args", "volumeMounts"))), "a container has more than a preload's has"),
+        (_each(f"({_LOADS} && !has(c.args) && !has(c.volumeMounts)) || {_READS}"), "a container has another command"),
+        (
+            _each(
+                f"!has(c.volumeMounts) || c.volumeMounts.all(m, {_only('m', mount)} && has(m.readOnly) && m.readOnly)"
+            ),
+            "a container may write on a volume",
+        ),
+        (
+            f"!has({_NEW}.volumes) || {_NEW}.volumes.all(v, {_only('v', volume)} && has(v.persistentVolumeClaim)"
+            " && has(v.persistentVolumeClaim.readOnly) && v.persistentVolumeClaim.readOnly"
+            f" && object.metadata.namespace + '/' + v.persistentVolumeClaim.claimName in {list(reads.volumes)})",
+            "the pod has another volume than those that may be read ahead",
+        ),
+        (_each(f"({_READS} && {many}) || {_FEW}"), "a container asks for more than a preload needs"),
+    )
 
 
 def placeholder_rules(namespace: str, image: str) -> tuple[tuple[str, str], ...]:
@@ -314,14 +357,15 @@ def policies(
     accounts: dict[str, str],
     *,
     preloads: bool = False,
+    reads: ReadRules = NO_READS,
     placeholder: Sequence[tuple[str, str]] = (),
     classes: Sequence[str] = (),
     nominates: bool = False,
 ) -> list[Object]:
     """The policies and their bindings. accounts: by name the namespace of each; preloads: with what holds the right to
-    make pods to these; placeholder: the rules that hold it to placeholders, where they may be made; classes: of devices
-    that templates of claims may name, where these may be made; nominates: with what holds the right to change the
-    status of Workloads to naming clusters."""
+    make pods to these, which read by reads; placeholder: the rules that hold it to placeholders, where they may be
+    made; classes: of devices that templates of claims may name, where these may be made; nominates: with what holds the
+    right to change the status of Workloads to naming clusters."""
     users = ", ".join(f"'system:serviceaccount:{where}:{name}'" for name, where in accounts.items())
     pods = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": ["pods"]}
     gone, made = pods | {"operations": ["DELETE"]}, pods | {"operations": ["CREATE"]}
@@ -348,7 +392,7 @@ def policies(
         (f"{names.CONTROLLER}-deletes", DELETE_RULES, gone, []),
         (f"{names.CONTROLLER}-raises", WORKLOAD_RULES, kueue, []),
         *([(f"{names.CONTROLLER}-nominates", STATUS_RULES, status, [])] if nominates else []),
-        *([(f"{names.CONTROLLER}-preloads", PRELOAD_RULES, made, theirs)] if preloads else []),
+        *([(f"{names.CONTROLLER}-preloads", preload_rules(reads), made, theirs)] if preloads else []),
         *([(f"{names.CONTROLLER}-placeholders", placeholder, made, own)] if placeholder else []),
         *([(f"{names.CONTROLLER}-claims", template_rules(classes), templates, [])] if classes else []),
     ):

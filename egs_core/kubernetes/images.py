@@ -37,9 +37,9 @@ def full_name(image: str) -> str:
 
 
 def images_of(spec: Object) -> tuple[str, ...]:
-    """Of all containers of a pod, each once, in the order in which a kubelet pulls them. A volume may be an image too;
-    that is not looked at."""
-    found = (text(one, "image") for kind in ("initContainers", "containers") for one in items(spec, kind))
+    """Of all containers of a pod, each once, in the order in which a kubelet pulls them; and those that are volumes."""
+    found = [text(one, "image") for kind in ("initContainers", "containers") for one in items(spec, kind)]
+    found += [text(part(one, "image"), "reference") for one in items(spec, "volumes")]
     return tuple(dict.fromkeys(full_name(image) for image in found if image))
 
 

@@ -17,6 +17,7 @@ from egs_core.kubernetes.guard import API as ADMISSION
 from egs_core.kubernetes.guard import placeholder_rules, policies
 from egs_core.kubernetes.makers import SAY_GANGS
 from egs_core.kubernetes.placeholding import PlaceholderSettings
+from egs_core.kubernetes.readings import ReadRules
 from egs_core.kubernetes.tiers import ClaimRule, said
 
 Object = dict[str, Any]
@@ -51,11 +52,11 @@ CA_FOLDER = "/etc/egs-ca"
 
 class Installation(msgspec.Struct, frozen=True):
     """What is installed. serve: namespaces whose pods are served; none named: all but the system's. arguments: more of
-    the controller's; preempts: it may delete pods that make way; preloads: it may make pods that load images;
-    placeholders: and so many that stand for what needs a node. url: of the site server that it joins; token_secret: the
-    Secret with its token, under `token`; queue: its `EGS_QUEUE`; ca: the ConfigMap with the certificates that its
-    `EGS_CA` names, under `ca.crt`. claims: what its webhook claims in the place of limits. multikueue: one of
-    `clusters.ROLES`, "": none; cluster_name: by which others know the cluster."""
+    the controller's; preempts: it may delete pods that make way; preloads: it may make pods that load images, and by
+    reads such as read; placeholders: and so many that stand for what needs a node. url: of the site server that it
+    joins; token_secret: the Secret with its token, under `token`; queue: its `EGS_QUEUE`; ca: the ConfigMap with the
+    certificates that its `EGS_CA` names, under `ca.crt`. claims: what its webhook claims in the place of limits.
+    multikueue: one of `clusters.ROLES`, "": none; cluster_name: by which others know the cluster."""
 
     image: str = ""
     namespace: str = names.SYSTEM
@@ -72,6 +73,7 @@ class Installation(msgspec.Struct, frozen=True):
     claims: tuple[ClaimRule, ...] = ()
     multikueue: str = ""
     cluster_name: str = ""
+    reads: ReadRules = ReadRules()
 
     @property
     def nominates(self) -> bool:
@@ -92,6 +94,7 @@ def objects(of: Installation) -> list[Object]:
         *policies(
             dict.fromkeys((names.CONTROLLER, names.OVERDUE), of.namespace),
             preloads=of.preloads,
+            reads=of.reads,
             placeholder=placeholder_rules(of.namespace, of.placeholders.image) if of.placeholders.most else (),
             classes=sorted({one.device_class for one in of.claims}),
             nominates=of.nominates,
@@ -164,11 +167,20 @@ def _rights(of: Installation) -> list[Object]:
             one
             for where in of.serve or ("",)
             for one in (
-                *_granted(f"{names.CONTROLLER}-changes", where, changes, names.CONTROLLER, here),
+                *_granted(
+                    f"{names.CONTROLLER}-changes", where, [*changes, *_volume_rights(of, where)], names.CONTROLLER, here
+                ),
                 *_granted(names.OVERDUE, where, opens, names.OVERDUE, here),
             )
         ),
     ]
+
+
+def _volume_rights(of: Installation, where: str) -> list[Object]:
+    """To see whether the volume claims that may be read ahead may be mounted twice: of these alone."""
+    named = [one.partition("/") for one in of.reads.volumes]
+    claims = sorted({claim for namespace, _, claim in named if where in ("", namespace)})
+    return [{**_rule("", ["persistentvolumeclaims"], ["get"]), "resourceNames": claims}] if claims else []
 
 
 def _rule(group: str, resources: list[str], verbs: list[str]) -> Object:
@@ -199,6 +211,8 @@ def _deployment(of: Installation) -> Object:
     arguments = ["kubernetes", "controller", "--webhook-host", host, f"--webhook-port={PORT}", *_stated(of)]
     chosen = {"--preempt": of.preempts, "--preload": of.preloads}
     more = [*(one for one, is_chosen in chosen.items() if is_chosen), *_stated_placeholders(of.placeholders)]
+    more += [f"--preload-files={of.reads.most_bytes}"] if of.reads.most_bytes else []
+    more += [f"--preload-volume={one}" for one in of.reads.volumes]
     more += [f"--claim={said(one)}" for one in of.claims]
     more += [f"--multikueue={of.multikueue}"] if of.multikueue else []
     more += [f"--cluster-name={of.cluster_name}"] if of.cluster_name else []

@@ -24,6 +24,7 @@ from egs_core.kubernetes.objects import (
     seconds_of,
     text,
 )
+from egs_core.kubernetes.readings import Reading
 from egs_core.kubernetes.stated import NOTHING, Stated, stated_of
 
 OVER = ("Succeeded", "Failed")
@@ -63,11 +64,12 @@ class Pod(msgspec.Struct, frozen=True):
     again; index: of that. may_restart: for all that is known of it. paused: what was paused with it, since when and
     by whom; is_paused: it is, or its stage or run is (`with_pauses`); resumed_at: when that was taken back. images,
     pull_secrets: what its containers are made of, and with whose rights that is pulled (`images.pod_with_images`
-    alone). gpu: the name of its GPUs' resource, "" without; is_placeholder: by its label and its class, it stands for
-    others. refusal: the scheduler has no node for it, the words it says that in. claims: names of its ResourceClaims;
-    lacks_claims: some of them are not made yet; claimed: how many devices it asks for by them (`claiming` alone).
-    maker: what made it, which may say its gang (`grouping`). has_task: its task is called the same in all runs;
-    learned_from: so many pods of earlier runs say how long it takes, 0: its labels do (`learned.as_learned` alone)."""
+    alone); reading: what its task reads when it begins (`readers` alone). gpu: the name of its GPUs' resource, ""
+    without; is_placeholder: by its label and its class, it stands for others. refusal: the scheduler has no node for
+    it, the words it says that in. claims: names of its ResourceClaims; lacks_claims: some of them are not made yet;
+    claimed: how many devices it asks for by them (`claiming` alone). maker: what made it, which may say its gang
+    (`grouping`). has_task: its task is called the same in all runs; learned_from: so many pods of earlier runs say how
+    long it takes, 0: its labels do (`learned.as_learned` alone)."""
 
     uid: str
     name: str
@@ -112,6 +114,7 @@ class Pod(msgspec.Struct, frozen=True):
     resumed_at: float = 0.0
     images: tuple[str, ...] = ()
     pull_secrets: tuple[str, ...] = ()
+    reading: Reading | None = None
     gpu: str = ""
     is_placeholder: bool = False
     refusal: str = ""

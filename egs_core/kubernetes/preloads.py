@@ -1,13 +1,15 @@
 """Which preload pods are made now, and which of those that are there have to go. All that is known of one is in it.
 
     a pod will start ──► on that node, and not its image ──► due ──► one preload pod for the node and the image
+                         its image, and what it reads was not read there ──► due ──► one that reads it
                                                                        │
       the image is there, or cannot be pulled ◄── removed ─────────────┤
       nothing is to start there with it any more ◄── withdrawn ────────┤
       what it is for is deleted ◄── Kubernetes takes it away, too ─────┘
 
 A pod has an image when a container of it has started, or could not be started for another reason than the image: that
-is pulled first. So an image needs nothing in it: the command `true`, where there is one, ends at once.
+is pulled first. So an image needs nothing in it: the command `true`, where there is one, ends at once. Files and
+modules are read by a container (`readers`) that has to end well.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from egs_core.kubernetes import names
+from egs_core.kubernetes import names, readers
 from egs_core.kubernetes.foreseen import Start, Wanted, is_opened
 from egs_core.kubernetes.images import images_of
 from egs_core.kubernetes.objects import Object, items, part, seconds_of, text
@@ -37,6 +39,8 @@ DEADLINE_S = 600
 AGAIN_S, FAILED_S = 3600.0, 600.0
 """So long it is believed that a node keeps an image that it does not list; and so long one is not tried again that it
 could not pull."""
+READ_AGAIN_S = 600.0
+"""So long it is believed that what was read is still in a node's memory."""
 NAME = "preload"
 NOBODY = 65534
 LIMITS = {"cpu": "100m", "memory": "64Mi"}
@@ -51,6 +55,7 @@ CONFINED = {
 }
 MOST_IMAGES = 10
 """In one pod; of a task with more only the first."""
+MOST_SAID = 200
 LOADING, LOADED, FAILED = "loading", "loaded", "failed"
 _NOT_PULLED = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
 _NOT_YET = ("", "ContainerCreating", "PodInitializing")
@@ -59,19 +64,22 @@ NO_SIDECAR = "sidecar.istio.io/inject"
 
 
 class Preload(msgspec.Struct, frozen=True):
-    """A preload pod of the controller's. node: for which it is made; images: which it loads; is_there: it has its place
-    on that node; took_s: how long that has taken, of one that has loaded them."""
+    """A preload pod of the controller's. node: for which it is made; loads: images, or what it reads (`Reading.key`);
+    is_there: it has its place on that node; took_s: how long that has taken, of one that has loaded them; said: why
+    something could not be read."""
 
     uid: str
     name: str
     namespace: str
     node: str
-    images: tuple[str, ...]
+    loads: tuple[str, ...]
     state: str = LOADING
     created: float = 0.0
     is_there: bool = False
     is_leaving: bool = False
     took_s: float | None = None
+    is_reader: bool = False
+    said: str = ""
 
 
 class Steps(msgspec.Struct, frozen=True):
@@ -89,19 +97,22 @@ def preload_of(raw: Object) -> Preload | None:
     is_ours = text(part(meta, "labels"), names.PRELOAD) == names.BY_CONTROLLER
     if not is_ours or text(spec, "priorityClassName") != names.PRELOAD_CLASS:
         return None
-    state = _state(status, len(items(spec, "containers")))
+    reading = readers.reading_in(raw)
+    state = _state(status, len(items(spec, "containers"))) if reading is None else _read_state(status)
     began, ended = seconds_of(status.get("startTime")), _loaded_at(status)
     return Preload(
         text(meta, "uid"),
         text(meta, "name"),
         text(meta, "namespace"),
         _node_of(spec),
-        images_of(spec),
+        images_of(spec) if reading is None else (reading.key,),
         state,
         seconds_of(meta.get("creationTimestamp")),
         bool(text(spec, "nodeName")),
         "deletionTimestamp" in meta,
         max(0.0, ended - began) if state == LOADED and began and ended else None,
+        reading is not None,
+        _said(status) if state == FAILED else "",
     )
 
 
@@ -113,44 +124,55 @@ def select_steps(
     now: float,
     lead_s: Mapping[tuple[str, ...], float],
 ) -> Steps:
-    """starts: what is predicted; there: preloads that are there; had: by node, images that it has or that are not to be
-    tried there; pods: of the cluster. lead_s: by images, so long before a start they have to be begun."""
+    """starts: what is predicted; there: preloads that are there; had: by node, what it has or what is not to be tried
+    there; pods: of the cluster. lead_s: by what is loaded, so long before a start it has to be begun."""
     is_late = {one.uid for one in there if one.created + 2 * DEADLINE_S < now}  # no node has taken it
     over = tuple(one for one in there if (one.state != LOADING or one.uid in is_late) and not one.is_leaving)
     at_work = [one for one in there if one not in over and not one.is_leaving]
-    still = {(start.node, image) for start in starts for image in start.wanted.images}
+    still = {(start.node, load) for start in starts for load in start.wanted.loads}
     # Its pod has come to the node, or will in a moment, and waits for the same pull, which a deletion would break off.
     found = [pod for pod in pods if pod.images]
-    still |= {(pod.node, image) for pod in found if pod.holds for image in pod.images}
-    still |= {(one.node, image) for pod in found if is_opened(pod) for image in pod.images for one in at_work}
-    unwanted = [one for one in at_work if not any((one.node, image) in still for image in one.images)]
-    loading = {(one.node, image) for one in there if one not in unwanted for image in one.images}
+    still |= {(pod.node, load) for pod in found if pod.holds for load in loads_of(pod)}
+    still |= {(one.node, load) for pod in found if is_opened(pod) for load in loads_of(pod) for one in at_work}
+    unwanted = [one for one in at_work if not any((one.node, load) in still for load in one.loads)]
+    loading = {(one.node, load) for one in there if one not in unwanted for load in one.loads}
     by_node: dict[str, int] = {}
     for one in there:
         by_node[one.node] = by_node.get(one.node, 0) + 1
     make: list[Start] = []
     for start in starts:
-        missing = tuple(
-            image
-            for image in start.wanted.images
-            if image not in had.get(start.node, ()) and (start.node, image) not in loading
-        )[:MOST_IMAGES]
-        if not missing or SOONER * (start.at - now) > lead_s[start.wanted.images]:
+        wanted, has = start.wanted, had.get(start.node, ())
+        lacks = [load for load in wanted.loads if load not in has]
+        missing = _first_of(wanted, [load for load in lacks if (start.node, load) not in loading], lacks)
+        if not missing.loads or SOONER * (start.at - now) > lead_s[wanted.loads]:
             continue
         if len(there) + len(make) >= AT_ONCE:
             break
         if by_node.get(start.node, 0) < ON_ONE_NODE:
-            make.append(Start(msgspec.structs.replace(start.wanted, images=missing), start.node, start.at))
-            loading.update((start.node, image) for image in missing)
+            make.append(Start(missing, start.node, start.at))
+            loading.update((start.node, load) for load in missing.loads)
             by_node[start.node] = by_node.get(start.node, 0) + 1
     return Steps(tuple(make), over, tuple(unwanted))
 
 
-def lead_of(images: Iterable[str], took_s: Mapping[str, float], pull_s: float) -> float:
+def _first_of(wanted: Wanted, missing: Collection[str], lacks: Collection[str]) -> Wanted:
+    """What is loaded first of what is missing: the images, else what is read in one of them. lacks: also what is on its
+    way."""
+    images = tuple(image for image in wanted.images if image in missing)[:MOST_IMAGES]
+    reads = wanted.reading is not None and wanted.reading.key in missing and not any(i in lacks for i in wanted.images)
+    return msgspec.structs.replace(wanted, images=images, reading=wanted.reading if reads else None)
+
+
+def loads_of(pod: Pod) -> tuple[str, ...]:
+    """What is to be on its node."""
+    return pod.images if pod.reading is None else (*pod.images, pod.reading.key)
+
+
+def lead_of(images: Iterable[str], took_s: Mapping[str, float], pull_s: float, read_s: float = 0.0) -> float:
     """How long before a start its images have to be begun. took_s: by image, what was seen; pull_s: of all others
-    together."""
+    together; read_s: what is read after that takes so long."""
     found = list(images)
-    seconds = sum(took_s.get(image, 0.0) for image in found)
+    seconds = sum(took_s.get(image, 0.0) for image in found) + read_s
     return LEAD_S + LEAD_FACTOR * (seconds + (0.0 if all(image in took_s for image in found) else pull_s))
 
 
@@ -160,11 +182,11 @@ def horizon(leads: Iterable[float], now: float) -> float:
     return now + 2 * max(leads, default=0.0) / SOONER
 
 
-def made(start: Start) -> dict[str, Any]:
-    """The pod. Its name says what it is for, so that there is one of it. Its owner takes it with it, and nothing else
-    adopts it."""
+def made(start: Start, most_bytes: int = 0) -> dict[str, Any]:
+    """The pod: one that reads, or that loads images. Its name says what it is for, so that there is one of it. Its
+    owner takes it with it, and nothing else adopts it. most_bytes: of files that it may read."""
     wanted, node = start.wanted, start.node
-    named = hashlib.sha256("\n".join((node, *sorted(wanted.images))).encode()).hexdigest()[:16]
+    named = hashlib.sha256("\n".join((node, *sorted(wanted.loads))).encode()).hexdigest()[:16]
     owner = wanted.owner
     reference = {"apiVersion": owner.api, "kind": owner.kind, "name": owner.name, "uid": owner.uid, "controller": True}
     labels = {names.PRELOAD: names.BY_CONTROLLER, NO_SIDECAR: "false"}
@@ -180,7 +202,11 @@ def made(start: Start) -> dict[str, Any]:
         "spec": {
             **without_rights(names.PRELOAD_CLASS, DEADLINE_S),
             **_placed(wanted, node),
-            "containers": [_container(number, image) for number, image in enumerate(wanted.images)],
+            **(
+                {"containers": [_container(number, image) for number, image in enumerate(wanted.images)]}
+                if wanted.reading is None
+                else readers.made(wanted.reading, most_bytes, CONFINED)
+            ),
         },
     }
 
@@ -247,6 +273,25 @@ def _state(status: Object, count: int) -> str:
     if has_all and states:
         return LOADED
     return FAILED if text(status, "phase") in ("Succeeded", "Failed") else LOADING
+
+
+def _read_state(status: Object) -> str:
+    """Of one that reads: it has to come to its end."""
+    states = [part(one, "state") for one in items(status, "containerStatuses")]
+    ended = [part(one, "terminated") for one in states if "terminated" in one]
+    if ended:
+        return FAILED if any(one.get("exitCode") for one in ended) else LOADED
+    reasons = [text(part(one, "waiting"), "reason") for one in states if "waiting" in one]
+    is_over = text(status, "phase") in ("Succeeded", "Failed")
+    return FAILED if is_over or any(reason not in _NOT_YET for reason in reasons) else LOADING
+
+
+def _said(status: Object) -> str:
+    """In one line, by whoever has ended it or keeps it from starting."""
+    states = [part(one, "state") for one in items(status, "containerStatuses")]
+    ends = [part(one, kind) for one in states for kind in ("terminated", "waiting") if kind in one]
+    found = [text(one, "message") or text(one, "reason") for one in [*ends, status]]
+    return " ".join(next((one for one in found if one), "").split())[:MOST_SAID]
 
 
 def _loaded_at(status: Object) -> float:

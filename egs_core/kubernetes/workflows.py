@@ -19,7 +19,10 @@ from typing import Any
 import msgspec
 
 from egs_core.kubernetes import names
+from egs_core.kubernetes.images import full_name
 from egs_core.kubernetes.objects import Object, items, length_s, number, part, quantity, seconds_of, text
+from egs_core.kubernetes.pods import hints_of
+from egs_core.kubernetes.readings import Mount, Reading, reading
 
 OVER = frozenset(("Succeeded", "Failed", "Error", "Skipped", "Omitted"))
 DRIVER = "-driver"
@@ -45,7 +48,7 @@ class Loop(msgspec.Struct, frozen=True):
 
 class Asks(msgspec.Struct, frozen=True):
     """What the pod of a step will be made of, as its driver is told: its container's image and amounts, of nodes what
-    `Pod.where` says, and the name of its GPUs' resource."""
+    `Pod.where` says, the name of its GPUs' resource, and what it reads when it begins."""
 
     image: str = ""
     gpus: float = 0.0
@@ -54,6 +57,7 @@ class Asks(msgspec.Struct, frozen=True):
     where: str = ""
     pull_secrets: tuple[str, ...] = ()
     gpu: str = ""
+    reading: Reading | None = None
 
 
 NOTHING = Asks()
@@ -226,7 +230,22 @@ def _asks(parameters: Mapping[str, str], arguments: Mapping[str, str]) -> Asks:
         json.dumps(where, sort_keys=True, default=str) if where else "",
         tuple(secret for secret in secrets if secret),
         _gpu(part(resources, "accelerator")),
+        reading("", full_name(text(container, "image")), _hints(platform), _mounts(platform)),
     )
+
+
+def _hints(platform: Object) -> Object:
+    return hints_of(part(part(platform, "podMetadata"), "annotations"))
+
+
+def _mounts(platform: Object) -> tuple[Mount, ...]:
+    """Of volume claims whose names are known before the run, and of others, of which nothing is read."""
+    found = []
+    for one in items(platform, "pvcMount"):
+        claim = text(one, "constant") or text(part(part(one, "pvcNameParameter"), "runtimeValue"), "constant")
+        found.append(Mount(claim, text(one, "mountPath"), text(one, "subPath")))
+    others = [one for kind in ("genericEphemeralVolume", "emptyDirMounts") for one in items(platform, kind)]
+    return (*found, *(Mount("", text(one, "mountPath")) for one in others))
 
 
 def _argument(value: str, arguments: Mapping[str, str]) -> Object:

@@ -13,6 +13,7 @@ import yaml
 from egs_core.cli.app import run
 
 SERVER = ["--egs-url", "https://gpus.example:8470", "--token-secret", "egs-token", "--egs-queue", "rest"]
+READS = ["--preload-files", "8GiB", "--preload-volume", "a/models"]
 SERVER += ["--ca-config-map", "site-ca"]
 
 
@@ -26,7 +27,7 @@ def rendered(text: str, values: dict[str, str], namespace: str) -> str:
 
 @pytest.mark.parametrize(
     "more",
-    [[], ["--serve", "a", "--serve", "b", "--preempt", "--preload", "--argument", "--no-kueue"], SERVER],
+    [[], ["--serve", "a", "--serve", "b", "--preempt", "--preload", "--argument", "--no-kueue", *READS], SERVER],
     ids=["plain", "all", "server"],
 )
 def test_the_chart_is_what_the_manifests_are(

@@ -13,6 +13,7 @@ from egs_core.kubernetes.foreseen import Wanted
 from egs_core.kubernetes.images import pod_with_images
 from egs_core.kubernetes.objects import moment
 from egs_core.kubernetes.paths import Traces
+from egs_core.kubernetes.readings import Mount, readable
 from egs_core.kubernetes.workflows import workflow_of
 from tests.unit.kubernetes.made_workflows import executor, group, node, task, workflow
 
@@ -106,6 +107,29 @@ def test_where_a_step_may_run_is_what_its_driver_is_told() -> None:
     }
     assert found.pull_secrets == ("hub",)
     assert (found.owner.api, found.owner.kind, found.owner.uid) == ("argoproj.io/v1alpha1", "Workflow", "uid-r")
+
+
+def test_what_a_step_reads_is_what_its_driver_is_told() -> None:
+    """Its hints, and the volume claims whose names are known before the run; of others nothing is read."""
+    hints = {"preload": {"files": ["/a/m", "/b/m", "/c/m", "/tmp/m"], "modules": ["torch"]}}
+    platform = {
+        "podMetadata": {"annotations": {"egs.io/hints": json.dumps(hints)}},
+        "pvcMount": [
+            {"mountPath": "/a", "constant": "data", "subPath": "x"},
+            {"mountPath": "/b", "pvcNameParameter": {"runtimeValue": {"constant": "models"}}},
+            {"mountPath": "/c", "taskOutputParameter": {"producerTask": "a"}},
+        ],
+        "emptyDirMounts": [{"mountPath": "/tmp"}],
+    }
+    (found,) = come(asking({"image": "a:1"}, platform), runs("a"))
+    assert found.reading is not None
+    assert (found.reading.namespace, found.reading.image) == ("team", "docker.io/library/a:1")
+    told = readable(found.reading, bool)
+    assert told is not None
+    assert (told.files, told.modules) == (("/a/m", "/b/m"), ("torch",))
+    assert told.mounts == (Mount("data", "/a", "x"), Mount("models", "/b"))
+    (plain,) = come(asking({"image": "a:1"}), runs("a"))
+    assert plain.reading is None
 
 
 @pytest.mark.parametrize("container", [{}, {"image": "{{$.inputs.parameters['image']}}"}, {"image": ""}])

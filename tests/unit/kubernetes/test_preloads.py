@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from egs_core.kubernetes.manifests import Installation, objects
 from egs_core.kubernetes.objects import moment
 from egs_core.kubernetes.pods import Node, Pod, pod_of
 from egs_core.kubernetes.preloads import AT_ONCE, FAILED, LOADED, LOADING, ON_ONE_NODE, Preload, made, preload_of
+from egs_core.kubernetes.readings import Mount, Reading, ReadRules
 from tests.unit.kubernetes.made_pods import node, pod
 
 NOW = 1_800_000_000.0
@@ -68,9 +70,11 @@ def test_an_image_has_one_name(written: str, listed: str) -> None:
 
 
 def test_a_pod_is_made_of_all_its_containers() -> None:
-    """Those that run first, too; each image once."""
+    """Those that run first, too, and of volumes that are images, such as models; each image once."""
     spec = {"initContainers": [{"image": "launcher"}], "containers": [{"image": "a"}, {"image": "launcher"}, {}]}
     assert images_of(spec) == ("docker.io/library/launcher:latest", "docker.io/library/a:latest")
+    volumes = [{"name": "m", "image": {"reference": "hub.example/model:1"}}, {"name": "tmp", "emptyDir": {}}]
+    assert images_of({**spec, "volumes": volumes})[2:] == ("hub.example/model:1",)
     assert images_of({}) == ()
 
 
@@ -159,7 +163,7 @@ def test_what_is_open_already_takes_its_room_first() -> None:
 
 def at_work(node: str = "n1", *images: str, **stated: Any) -> Preload:
     told: dict[str, Any] = {"uid": "u", "name": "x", "namespace": "team", "created": NOW} | stated
-    return Preload(node=node, images=images or (BIG,), **told)
+    return Preload(node=node, loads=images or (BIG,), **told)
 
 
 def steps(
@@ -170,10 +174,10 @@ def steps(
     lead_s: float = 60.0,
 ) -> tuple[list[tuple[str, tuple[str, ...]]], list[str], list[str]]:
     """Nodes and images to make, uids that are over, and that are withdrawn."""
-    leads = {one.wanted.images: lead_s for one in found}
+    leads = {one.wanted.loads: lead_s for one in found}
     taken = preloads.select_steps(found, there or [], had or {}, pods, NOW, leads)
     return (
-        [(one.node, one.wanted.images) for one in taken.make],
+        [(one.node, one.wanted.loads) for one in taken.make],
         [one.uid for one in taken.over],
         [one.uid for one in taken.withdraw],
     )
@@ -235,7 +239,37 @@ def test_a_pull_that_was_seen_is_believed() -> None:
     """Of an image that was not, with what else its pod needs: the time that an administrator says."""
     assert preloads.lead_of((BIG, "b"), {BIG: 10.0, "b": 20.0}, 120.0) == pytest.approx(5 + 1.2 * 30)
     assert preloads.lead_of((BIG, "b"), {BIG: 10.0}, 120.0) == pytest.approx(5 + 1.2 * 130)
+    assert preloads.lead_of((BIG,), {BIG: 10.0}, 120.0, 30.0) == pytest.approx(5 + 1.2 * 40)
     assert preloads.lead_of((), {}, 120.0) == 5.0
+
+
+READ = Reading("team", BIG, ("/models/a",), ("torch",), (Mount("models", "/models"),))
+
+
+def test_what_a_task_reads_comes_after_its_images() -> None:
+    """One that reads is made where the images are, and none while they are pulled; once on a node, whatever else would
+    read the same."""
+    one = Start(wanted("p", images=(BIG,), reading=READ), "n1", NOW + 30)
+    other = Start(wanted("q", images=(BIG,), reading=READ), "n1", NOW + 40)
+    assert steps([one, other]) == ([("n1", (BIG,))], [], [])
+    assert steps([one, other], [at_work()]) == ([], [], [])
+    there = {"n1": {BIG}}
+    assert steps([one, other], had=there) == ([("n1", (READ.key,))], [], [])
+    reads = at_work("n1", READ.key)
+    assert steps([one, other], [reads], there) == ([], [], [])
+    assert steps([one, other], had={"n1": {BIG, READ.key}}) == ([], [], [])
+    assert steps([start(30)], [reads], there) == ([], [], ["u"])  # nothing that reads is to start there any more
+    begun = msgspec.structs.replace(runs("p", "n1"), images=(BIG,), reading=READ)
+    assert steps([], [reads], there, [begun]) == ([], [], [])  # its task reads the same now
+
+
+def test_what_reads_is_taken_to_where_it_was_read() -> None:
+    """Of two nodes with its image that are free at the same time; the image says more."""
+    nodes = [node_of("n1", 8, 1, BIG), node_of("n2", 8, 1, BIG), node_of("n3", 8, 1)]
+    one = wanted("p", gpus=1, images=(BIG,), reading=READ)
+    assert starts([one], [], nodes, NOW, NOW + 9)[0].node == "n1"
+    assert starts([one], [], nodes, NOW, NOW + 9, {"n2": {READ.key}})[0].node == "n2"
+    assert starts([one], [], nodes, NOW, NOW + 9, {"n3": {READ.key}})[0].node == "n1"
 
 
 @settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
@@ -254,7 +288,7 @@ def test_the_bounds_hold_whatever_is_seen(to_come: list[tuple[float, str, str]],
         before = sum(one.node == where for one in works)
         assert sum(one[0] == where for one in made_now) <= max(0, ON_ONE_NODE - before)
     assert len({*made_now}) == len(made_now)
-    assert not {*made_now} & {(one.node, one.images) for one in left}
+    assert not {*made_now} & {(one.node, one.loads) for one in left}
     assert steps(found, [*works, *after[len(left) :]])[0] == []
 
 
@@ -296,7 +330,38 @@ def test_an_image_is_there_when_its_container_has_begun_or_could_not(
     """A kubelet pulls before it creates: what goes wrong after that is not the image's, and needs no `true` in it."""
     found = preload_of(raw_preload({"startTime": moment(NOW)} | status))
     assert found is not None
-    assert (found.state, found.took_s, found.node, found.images) == (state, took_s, "n1", (BIG,))
+    assert (found.state, found.took_s, found.node, found.loads) == (state, took_s, "n1", (BIG,))
+
+
+@pytest.mark.parametrize(
+    ("status", "state", "took_s", "said"),
+    [
+        ({}, LOADING, None, ""),
+        ({"phase": "Pending"} | container(waiting={"reason": "ContainerCreating"}), LOADING, None, ""),
+        ({"phase": "Running"} | container(running={"startedAt": moment(NOW + 1)}), LOADING, None, ""),
+        ({"phase": "Succeeded"} | container(terminated=ENDED | {"exitCode": 0}), LOADED, 30.0, ""),
+        (
+            container(terminated=ENDED | {"exitCode": 1, "message": "no\n  file", "reason": "Error"}),
+            FAILED,
+            None,
+            "no file",
+        ),
+        (container(terminated=ENDED | {"exitCode": 137, "reason": "OOMKilled"}), FAILED, None, "OOMKilled"),
+        (container(waiting={"reason": "CreateContainerError", "message": "no sh"}), FAILED, None, "no sh"),
+        (container(waiting={"reason": "ImagePullBackOff"}), FAILED, None, "ImagePullBackOff"),
+        ({"phase": "Failed", "reason": "DeadlineExceeded"}, FAILED, None, "DeadlineExceeded"),
+    ],
+)
+def test_it_has_read_when_it_has_ended_well(
+    status: dict[str, Any], state: str, took_s: float | None, said: str
+) -> None:
+    """Unlike an image, which is there before its container is; else it says why."""
+    raw = made(Start(Wanted(OWNER, "team", Shape(0), reading=READ), "n1", NOW), 8 << 30)
+    raw["metadata"] |= {"uid": "u", "creationTimestamp": moment(NOW)}
+    found = preload_of(raw | {"status": {"startTime": moment(NOW)} | status})
+    assert found is not None
+    assert (found.state, found.took_s, found.said, found.is_reader) == (state, took_s, said, True)
+    assert found.loads == (READ.key,)
 
 
 def test_one_image_that_is_not_there_yet_keeps_it_at_work() -> None:
@@ -347,5 +412,7 @@ def test_what_is_made_is_an_object_of_kubernetes() -> None:
     validate = pytest.importorskip("kubernetes_validate").validate
     raw = raw_preload()
     del raw["status"]
-    for one in (raw, *objects(Installation("egs:1", serve=("a",), preloads=True))):
+    reads = made(Start(Wanted(OWNER, "team", Shape(0), reading=READ), "n1", NOW), 8 << 30)
+    rules = ReadRules(8 << 30, ("a/models",))
+    for one in (raw, reads, *objects(Installation("egs:1", serve=("a",), preloads=True, reads=rules))):
         validate(one, "1.36", strict=True)

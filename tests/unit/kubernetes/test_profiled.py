@@ -19,6 +19,7 @@ from egs_core.kubernetes.controller import Controller
 from egs_core.kubernetes.placeholding import PlaceholderSettings
 from egs_core.kubernetes.pods import node_of
 from egs_core.kubernetes.profiled import differences
+from egs_core.kubernetes.readings import ReadRules
 from egs_core.kubernetes.settings import Settings
 from tests.unit.kubernetes.emulated_api import EmulatedApi
 from tests.unit.kubernetes.made_pods import node, pod
@@ -151,6 +152,27 @@ def test_how_long_a_pull_takes_is_the_profiles_unless_it_is_said(
     """Of an image that has not been pulled yet."""
     found = _settings(["--preload", *words], site, api, tmp_path, monkeypatch)
     assert (found.preloads, found.pull_s) == (True, pull_s)
+
+
+@pytest.mark.parametrize(
+    ("words", "site", "reads"),
+    [
+        ([], "preload: {files: 8GiB, volumes: [models]}\n", ReadRules()),
+        (["--preload"], "", ReadRules()),
+        (["--preload"], "preload: {volumes: [models]}\n", ReadRules()),
+        (["--preload"], "preload: {files: 8GiB, volumes: [models]}\n", ReadRules(8 << 30, ("team/models",))),
+        (
+            ["--preload", "--preload-files", "1GiB", "--preload-volume", "team/data"],
+            "preload: {files: 8GiB, volumes: [models]}\n",
+            ReadRules(1 << 30, ("team/data",)),
+        ),
+    ],
+)
+def test_what_is_read_ahead_is_as_the_profile_says_unless_it_is_said(
+    words: list[str], site: str, reads: ReadRules, api: EmulatedApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing where nobody says so, nor without --preload."""
+    assert _settings(words, site, api, tmp_path, monkeypatch).reads == reads
 
 
 def _settings(

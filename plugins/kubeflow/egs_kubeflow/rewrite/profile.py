@@ -33,6 +33,8 @@ written:
     priority_classes: [{name: urgent, at_least: 10, value: 1000}]
     claims: true                             # limits of tasks with flavors become claims of these classes (a webhook)
     preload: {takes: 2min, deadline: 10min}  # how long an image takes to pull; when a preload is given up
+
+For `egs kubernetes controller` with --preload, preload may have `files: 8GiB` and `volumes: [models]`.
 """
 
 from __future__ import annotations
@@ -245,7 +247,8 @@ class PriorityClass(_Part):
 
 class PreloadRules(_Part):
     """How preloads are planned. takes: how long pulling an image is expected to take; deadline: after so long a preload
-    is ended; step: pipelines get a step that does it, which can fail a run."""
+    is ended; step: pipelines get a step that does it, which can fail a run; files, volumes: what the controller may
+    read ahead."""
 
     takes: Seconds | None = None
     """How long pulling an image is expected to take."""
@@ -253,6 +256,10 @@ class PreloadRules(_Part):
     """A preload is ended after this time."""
     step: StrictBool = False
     """Pipelines get a step that pulls images ahead; a step that fails, fails its run."""
+    files: Size | None = None
+    """The most that one preload of the controller may read of the files that a task's hint names; left out: nothing."""
+    volumes: tuple[ObjectName, ...] = ()
+    """Volume claims in the namespace whose files it may read, of all that many nodes may have."""
 
 
 class TimeLimits(_Part):
@@ -414,6 +421,8 @@ def cluster_profile(site: Profile) -> ClusterProfile:
         site.capacity.node_takes,
         site.capacity.image,
         tuple([(pool.flavor, pool.device_class) for pool in _claimed_pools(site)]) if site.claims else (),
+        site.preload.files or 0,
+        tuple([f"{site.namespace}/{claim}" for claim in site.preload.volumes]),
     )
 
 
