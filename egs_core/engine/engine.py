@@ -116,6 +116,7 @@ class Engine:
             m.Estimates: self._on_estimates,
             m.FlavorEstimates: self._on_flavor_estimates,
             m.FlavorsAllowed: self._processes.flavors_allowed,
+            m.DevicesAllowed: self._processes.devices_allowed,
             m.TaskFinished: self._on_finished,
             m.Checkpointed: self._on_checkpoint,
             m.Activity: self._on_activity,
@@ -130,8 +131,7 @@ class Engine:
         self._rebuild()
 
     def _timed(self) -> list[tuple[Sized, Callable[[], float | None]]]:
-        """Of each part that does something when a moment has come: what is empty while there is none, and the next such
-        moment, None for none."""
+        """Of each part with moments of its own: what is empty while there is none, and the next one, None for none."""
         queue, state = self._queue, self.state
         timed: list[tuple[Sized, Callable[[], float | None]]] = [
             (timers.heap, timers.next_due) for timers in (queue.ages.timers, queue.urgency.timers, self._limits.timers)

@@ -181,6 +181,15 @@ class FlavorsAllowed(Event, frozen=True, tag="allowed"):
     flavors: tuple[str, ...]
 
 
+class DevicesAllowed(Event, frozen=True, tag="devices"):
+    """From now on the task may start on these devices of this node only: on others it would have to begin anew. What it
+    holds it keeps. Without a device it may have any again."""
+
+    task: int
+    node: str = ""
+    devices: tuple[int, ...] = ()
+
+
 class Sight(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where one task is, as its framework says. status: one of `SIGHTS`; node: where it runs; since_s: how many seconds
     ago it became ready, or started."""
@@ -320,6 +329,7 @@ AnyEvent = (
     | Estimates
     | FlavorEstimates
     | FlavorsAllowed
+    | DevicesAllowed
     | TasksSeen
     | DecisionApplied
     | DecisionRejected

@@ -91,6 +91,7 @@ class TaskOptions(Limits, frozen=True, omit_defaults=True, kw_only=True):
     retries: int = 0
     deadline_s: float | None = None  # after its workload's submission
     flavors: tuple[str, ...] = ()  # of hardware on which it may run; none named: any
+    only_on: tuple[str, tuple[int, ...]] | None = None  # a node, and devices of it: on no others; None: on any
     may_restart: bool = True  # whether it may be stopped so that another one can start, to begin anew
     gang_same: str = ""  # level of the topology ("node", "rack" …) at which all members of its gang must be together
     gang_apart: str = ""  # the same, at which each member of its gang must be in a group of its own

@@ -69,7 +69,7 @@ class SchedulingClasses:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._kinds: dict[tuple[tuple[str, ...], tuple[int, ...]], int] = {}
+        self._kinds: dict[tuple[tuple[str, ...], tuple[int, ...], tuple[str, tuple[int, ...]] | None], int] = {}
         self._known: dict[tuple[int, int, Others, int], PhaseClass] = {}
         self._plain: dict[int, PhaseClass] = {}  # shape -> class of tasks of one phase without wishes
 
@@ -103,10 +103,12 @@ class SchedulingClasses:
         return found
 
     def _kind_of(self, task: int) -> tuple[int, ...]:
-        """What the task wants of the flavors, as a number below CHOOSER; nothing for one to which they are alike."""
+        """What the task wants of the flavors, and of devices, as a number below CHOOSER; nothing for one to which all
+        are alike."""
         state = self._state
-        allowed = state.options_of(task).flavors
+        options = state.options_of(task)
+        allowed, only_on = options.flavors, options.only_on
         speeds = relative_speeds(state, task) if state.flavors and chooses(state, task) else ()
-        if not allowed and not speeds:
+        if not allowed and not speeds and only_on is None:
             return ()
-        return (CHOOSER - self._kinds.setdefault((allowed, speeds), len(self._kinds)),)
+        return (CHOOSER - self._kinds.setdefault((allowed, speeds, only_on), len(self._kinds)),)

@@ -293,10 +293,14 @@ class Granting:
             return self._place_beside(phase, phase_class)
         if self._choice is not None and phase_class.is_chooser and chooses(state, state.task_of[phase]):
             return self._chosen_place(self._choice, phase, None)
-        is_plain = not state.flavors and state.task_of[phase] not in state.reads
-        best, numbers = self._queue.free.where(phase, phase_class, self._packs, is_plain=is_plain)
+        best, numbers = self._queue.free.where(phase, phase_class, self._packs, is_plain=self._is_plain(phase))
         place = select_place(state, phase, None, self._packs, numbers if best is None else (best,))
         return None if place is None else (place,)
+
+    def _is_plain(self, phase: int) -> bool:
+        """Whether nothing but the packing says which of the nodes that fit is best."""
+        state, task = self._state, self._state.task_of[phase]
+        return not state.flavors and task not in state.reads and state.options_of(task).only_on is None
 
     def _place_beside(self, phase: int, phase_class: PhaseClass) -> Sequence[Place] | None:
         """A place for one phase without delaying what is reserved for others. A task that has started heeds nothing
@@ -312,7 +316,7 @@ class Granting:
 
         if self._choice is not None and phase_class.is_chooser and chooses(state, state.task_of[phase]):
             return self._chosen_place(self._choice, phase, may_take)
-        is_plain = not state.flavors and state.task_of[phase] not in state.reads
+        is_plain = self._is_plain(phase)
         best, numbers = self._queue.free.where(phase, phase_class, None, is_plain=is_plain, beside_kept=True)
         if best is not None:
             return ((best, devices_for(state.nodes[best], shape)),)

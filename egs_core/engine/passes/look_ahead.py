@@ -108,7 +108,9 @@ def slots_for(state: State, tasks: Sequence[int], phases: Sequence[int]) -> int:
 
 def _is_plain(options: TaskOptions) -> bool:
     """Whether neither a process nor the user's wish comes before, or into, the order by rank."""
-    return not (options.warm_key or options.gang or options.priority or options.max_wait_s is not None)
+    return not (
+        options.warm_key or options.gang or options.priority or options.max_wait_s is not None or options.only_on
+    )
 
 
 def _slots_of(node: Node, shape: Shape) -> int:

@@ -19,6 +19,7 @@ CHANGES_NO_WORK = frozenset(
         m.Checkpointed,
         m.Activity,
         m.FlavorsAllowed,
+        m.DevicesAllowed,
         m.PreloadReady,
         m.PreloadFailed,
         m.PauseRequested,

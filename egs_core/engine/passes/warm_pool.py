@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import islice
 
 from egs_core.engine import messages as m
@@ -158,15 +159,23 @@ class Processes:
 
     def flavors_allowed(self, event: m.FlavorsAllowed, _now: float) -> None:
         """A task may have other flavors than before: perhaps not that where its process waits."""
-        state, task = self._state, event.task
-        if not (0 <= task < len(state.task_ids) and event.flavors):
+        if event.flavors:
+            self._allow(event.task, partial(self._transitions.allow_flavors, event))
+
+    def devices_allowed(self, event: m.DevicesAllowed, _now: float) -> None:
+        """A task may have other devices than before."""
+        self._allow(event.task, partial(self._transitions.allow_devices, event))
+
+    def _allow(self, task: int, change: Callable[[], None]) -> None:
+        state = self._state
+        if not 0 <= task < len(state.task_ids):
             return
         phase = state.cursor[task]
         is_ready = state.status[phase] == READY
         if is_ready:
             self._queue.remove(phase)
             self.forget(task)
-        self._transitions.allow_flavors(event)
+        change()
         if task in state.parked and not fits_task(state, task, state.nodes[state.home[task]]):
             self.give_up(task)
         if is_ready:

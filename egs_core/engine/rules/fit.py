@@ -153,11 +153,12 @@ def select_place(
     possible = range(len(state.nodes)) if is_plain else possible_nodes(state, phase)
     asked: list[tuple[tuple[float, ...], int]] = []  # places on which may_take has a say, and only there
     has_key = not is_plain and bool(state.warm_key_of(task))
+    is_bound = not is_plain and state.options_of(task).only_on is not None
     for number in possible if numbers is None else numbers:
         node = state.nodes[number]
         if flavor is not None and flavor not in node.flavors:
             continue
-        if node.device_flavors:
+        if node.device_flavors or is_bound:
             node = seen_by(state, task, node, flavor)
         if lacking(node, shape) or not (node.alive if is_plain else may_start_on(state, phase, number)):
             continue
@@ -238,19 +239,27 @@ def allowed_flavors(state: State, task: int, node: Node) -> Collection[str]:
 
 def own_devices(state: State, task: int, node: Node) -> int:
     """How many of the node's devices the task may have."""
-    if not node.device_flavors:
-        return node.gpus
-    may = allowed_flavors(state, task, node)
-    return sum(one in may for one in node.device_flavors)
+    return sum(_own(state, task, node, None))
 
 
 def seen_by(state: State, task: int, node: Node, flavor: str | None = None) -> Node:
     """The node as it is to a task that may have some of its devices only, or those of `flavor` alone: the others are
     taken. Nothing may be taken there."""
-    if not node.device_flavors:
+    if not node.device_flavors and state.options_of(task).only_on is None:
         return node
-    may = allowed_flavors(state, task, node) if flavor is None else (flavor,)
-    return seen_as(node, [one in may for one in node.device_flavors])
+    return seen_as(node, _own(state, task, node, flavor))
+
+
+def _own(state: State, task: int, node: Node, flavor: str | None) -> list[bool]:
+    """Of each device whether the task may have it."""
+    own = [True] * node.gpus
+    if node.device_flavors:
+        may = allowed_flavors(state, task, node) if flavor is None else (flavor,)
+        own = [one in may for one in node.device_flavors]
+    if (only_on := state.options_of(task).only_on) is not None:
+        name, devices = only_on
+        own = [is_own and name == node.name and number in devices for number, is_own in enumerate(own)]
+    return own
 
 
 def seen_as(node: Node, own: list[bool]) -> Node:

@@ -46,7 +46,10 @@ def cost_of(spec: FlavorSpec, shape: Shape, seconds: float) -> float:
 
 
 def chooses(state: State, task: int) -> bool:
-    """Whether it matters to the task where it starts: it has a GPU phase, and no process yet that waits somewhere."""
+    """Whether it matters to the task where it starts: it has a GPU phase, no process yet that waits somewhere, and may
+    have more than some devices of a node."""
+    if state.options_of(task).only_on is not None:
+        return False
     return task not in state.home and any(state.shape_of(p).gpu_milli for p in state.phases_of(task))
 
 

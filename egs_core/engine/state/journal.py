@@ -24,6 +24,7 @@ TRANSITIONS = frozenset(
         "absorb_flavors",
         "absorb_flavor_estimates",
         "allow_flavors",
+        "allow_devices",
         "review",
         "hinted",
         "scaled",

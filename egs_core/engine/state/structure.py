@@ -7,6 +7,7 @@ from math import isfinite
 import msgspec
 
 from egs_core.engine.messages import (
+    DevicesAllowed,
     Elsewhere,
     Estimates,
     FlavorEstimates,
@@ -100,6 +101,11 @@ class StructureState(UsageState):
     def allow_flavors(self, event: FlavorsAllowed) -> None:
         """A task that there is may have these, and no others."""
         self.options[event.task] = msgspec.structs.replace(self.options_of(event.task), flavors=event.flavors)
+
+    def allow_devices(self, event: DevicesAllowed) -> None:
+        """The same for devices."""
+        only_on = (event.node, event.devices) if event.devices else None
+        self.options[event.task] = msgspec.structs.replace(self.options_of(event.task), only_on=only_on)
 
     # --- work ---
 
