@@ -172,6 +172,7 @@ def run(
         **_gang(gang, array or 0, gang_wait),
         **({"flavors": flavor} if flavor else {}),
         **_saving(checkpoint_signal, checkpoint_takes),
+        **({"suspend": True} if suspend else {}),
     }
     try:
         request = request_of(fields)

@@ -109,7 +109,8 @@ class RunRequest(Ask):
     from now; hold: it does not start before it is resumed; inside: of a GPU request (`egs_core.client.requests`) whose
     GPUs it has, and whose place in the queue: it names neither; requeue: it may be evicted for another, and then starts
     again; gang: with which it starts together; flavors: of GPUs that it may have, none named: all. note: why it
-    is asked for, which `egs why` tells."""
+    is asked for, which `egs why` tells. suspend: with requeue: its processes are put aside for that, however long it
+    takes."""
 
     key: Annotated[str, Field(min_length=8, max_length=64)]
     supervisor: Process
@@ -131,6 +132,7 @@ class RunRequest(Ask):
     flavors: Annotated[tuple[FlavorName, ...], Field(max_length=100)] = ()
     saving: Saving | None = None
     note: Annotated[str, Field(max_length=400, pattern=PLAIN)] | None = None
+    suspend: bool | None = None
 
 
 class Change(Ask):

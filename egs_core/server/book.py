@@ -21,6 +21,7 @@ from egs_core.engine.specs import END
 from egs_core.engine.state.lifecycle import ENDED
 from egs_core.graph.columns import CPU, GPU, Graph
 from egs_core.server import turns
+from egs_core.server.aside import Asides
 from egs_core.server.capacity import joined_node, own_node
 from egs_core.server.flavors import Flavors, key_of
 from egs_core.server.gangs import Gangs, gang_options
@@ -82,6 +83,7 @@ class Book:
         self.views.clock = lambda: self.now
         self.rights = Rights(self.runs, self.views.name_of)
         self.flavors = Flavors(engine, self.views, self.hosts)
+        self.asides = Asides(engine, self.views, self.open_runs())
         self.reserve = Reserve(engine, self.views, self.by_task, facts.epoch)
         self.last = max((int(run_id) for run_id in self.runs), default=0)
         self._closed: deque[Run] = deque()  # ended, and those that wait for them have not been told
@@ -160,6 +162,7 @@ class Book:
         graph, first = Graph(), runs[0]
         for run in runs:
             own = {"priority": run.priority, "flavors": self.flavors.places(run), "may_restart": run.requeue}
+            own |= {"only_on": self.asides.place(run, self.now)}
             options = msgspec.structs.replace(gang_options(run), **own)
             if known := self.flavors.estimates(run):
                 graph.phase_flavor_s[graph.n_phases] = {name: p50 for name, (p50, _) in known.items()}
@@ -321,10 +324,13 @@ class Book:
         run.why, run.lost_token = TOLD_LATE, 0
         self.touch(run)
 
-    def requeue(self, run: Run) -> None:
-        """It was evicted, and no process of it is left: it waits again, for a new lease, or for its request's."""
+    def requeue(self, run: Run, *, is_aside: bool = False) -> None:
+        """It was evicted, and no process of it is left, or (is_aside) all of them are put aside: it waits again, for a
+        new lease, or for its request's."""
         lease = run.lease
         assert lease is not None
+        self.asides.left(run, self.now, is_aside=is_aside)
+        self.asides.tell([run], self.now, self.handle)
         run.keep_attempt(self.now)
         run.lease, run.started_at, run.named = None, None, ()
         run.stop, run.grace_s, run.is_evicted, run.is_lost, run.is_warned = "", 0.0, False, False, False
@@ -407,12 +413,14 @@ class Book:
         if (changed := self.flavors.changed()) is not None:
             self.handle(changed)
         self.handle(own_node(self.engine, self.views, self.flavors, self.offer, drained))
+        self.asides.tell(self.asides.waiting(), self.now, self.handle)
 
     def add_host(self, host: JoinedHost, drained: tuple[int, ...]) -> None:
         """One that has joined, or has changed."""
         if (changed := self.flavors.changed()) is not None:
             self.handle(changed)
         self.handle(joined_node(self.hosts, self.flavors, host, drained))
+        self.asides.tell(self.asides.waiting(), self.now, self.handle)
 
     @property
     def drained(self) -> tuple[int, ...]:
@@ -421,19 +429,6 @@ class Book:
     def drained_of(self, host: str) -> tuple[int, ...]:
         node = self.views.node_of(host)
         return node.drained if node else ()
-
-    def copy(self) -> Book:
-        copies = [msgspec.structs.replace(run) for run in self.runs.values()]
-        copy = Book(self.facts, Engine.restore(self.engine.snapshot(), CONFIG), copies)
-        copy.hosts = copy.views.hosts = self.hosts.copy()
-        copy.views.devices, copy.views.occupied = self.views.devices, dict(self.views.occupied)
-        copy.queues = self.queues
-        copy.flavors.specs, copy.flavors.learned = self.flavors.specs, self.flavors.learned
-        copy.offer, copy.reserve.calendar = self.offer, self.reserve.calendar
-        copy.now = self.now
-        copy.kept.update(self.kept)
-        copy.team_of_queue, copy.views.spending = self.team_of_queue, self.views.spending
-        return copy
 
     def touch(self, run: Run) -> Run:
         """Its client is told, and it is written."""

@@ -16,9 +16,11 @@ from egs_core.server.gangs import come_words
 from egs_core.server.hosts import OWN
 from egs_core.server.principals import OPERATING, Principal
 from egs_core.server.runs import NOT_ADMITTED, Refusal, Run
+from egs_core.server.trial import copy_of
 
 OF_THE_GANG = ("queue", "team", "priority")  # what is changed for all members
 CHANGES_WHILE_RUNNING = ("for_s", "expected_s")
+OTHER_GPUS = {"gpus", "gpu_memory_bytes", "flavors"}
 
 
 def control(book: Book, who: Principal, run_id: str, verb: str, ask: c.Control) -> c.RunView:
@@ -97,7 +99,7 @@ def update(book: Book, who: Principal, run_id: str, ask: c.Change) -> c.RunView:
     if "queue" in wishes:
         wishes["queue"] = queue_asked(book, who, wishes["queue"])
         wishes["team"] = book.team_of_queue.get(wishes["queue"], "") or run.team
-    _change(book.copy(), run_id, wishes)
+    _change(copy_of(book), run_id, wishes)
     book.log(who, "update", run, ", ".join(f"{name}={value}" for name, value in wishes.items()))
     _change(book, run_id, wishes)
     return book.view(who, run)
@@ -133,6 +135,8 @@ def _wish(run: Run, wishes: dict[str, Any]) -> None:
         run.gpus = 0  # the part that it was
     elif "gpus" in wishes and "gpu_memory_bytes" not in wishes and run.gpus % 1:
         run.gpu_memory_bytes = 0
+    if wishes.keys() & OTHER_GPUS:  # it has to begin anew
+        run.aside = None
     for name, value in wishes.items():
         setattr(run, name, value)
 

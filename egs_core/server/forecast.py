@@ -38,8 +38,9 @@ def _none_stops(_task: int) -> None:
 
 def expected_starts(engine: Engine, stopped: Collection[str] = (), stops_at: StopsAt = _none_stops) -> dict[int, float]:
     """Of each ready phase, in the order in which they are expected to start, seconds from now; those of which nothing
-    can be said are left out. Where there are several hosts each has its own queue, for each is a flavor of its own.
-    stopped: queues that get nothing new. Where a host's devices are of several flavors nothing is said of any."""
+    can be said are left out: also what waits for certain devices, and what is behind it. Where there are several hosts
+    each has its own queue, for each is a flavor of its own. stopped: queues that get nothing new. Where a host's
+    devices are of several flavors nothing is said of any."""
     state = engine.state
     if any(node.device_flavors for node in state.nodes):
         return {}  # which devices they will wait for is not known
@@ -102,6 +103,8 @@ def _starts_on(engine: Engine, number: int, order: Callable[[], Iterable[int]], 
         phases = list(unit)
         if quotas.is_behind(phases):
             continue
+        if any(state.options_of(state.task_of[phase]).only_on is not None for phase in phases):
+            break
         wanted = [state.shape_of(phase).gpu_milli for phase in phases]
         while (taken := _devices_of_all(free, wanted)) is None and ends:
             end_s, milli, devices, ended = heapq.heappop(ends)

@@ -31,8 +31,9 @@ from egs_core.server.hosts import SILENT_S as HOST_SILENT_S
 from egs_core.server.outlines import Changes
 from egs_core.server.principals import Principal
 from egs_core.server.rights import Seat
-from egs_core.server.runs import Known, Offer, Refusal, Run, SiteFacts
+from egs_core.server.runs import NOT_ADMITTED, Known, Offer, Refusal, Run, SiteFacts
 from egs_core.server.spending import Saved
+from egs_core.server.trial import copy_of
 from egs_core.site.spanning import Spanning
 
 SILENT_S = 15.0  # after so long it counts as silent
@@ -125,6 +126,7 @@ class SiteLogic:
                 run.grace_s = run.grace_s or CONFIG.grace_s
         self.book.look_around()
         joining.note_silent(self.book)
+        self.book.asides.tell(self.book.asides.due(self.book.now), self.book.now, self.book.handle)
         for members in self.book.gangs.overdue(self.book.now):
             controls.give_up_gang(self.book, members)
         reserved.advance(self.book)
@@ -146,7 +148,7 @@ class SiteLogic:
     def next_wakeup(self) -> float | None:
         """When `at` has to be called if nothing happens before; None: never."""
         due = [self.book.engine.next_wakeup(), self.book.hosts.next_silence(), requests.next_due(self.book)]
-        due += [self.book.gangs.next_due(), reserved.next_due(self.book)]
+        due += [self.book.gangs.next_due(), self.book.asides.next_due(), reserved.next_due(self.book)]
         due += [run.time_is_up_at for run in self.book.boxed.values()]
         return min((at for at in due if at is not None), default=None)
 
@@ -178,6 +180,9 @@ class SiteLogic:
         assert leases == held, f"the engine's leases {leases}, those of runs {held}"
         for run in self.open_runs():
             check_together(self.book.gangs.members(run) if run.gang else ())
+        for run in self.book.asides.waiting():
+            is_told = not run.is_open or run.task == NOT_ADMITTED or self.book.asides.changed(run, self.now) is None
+            assert is_told, f"run {run.id} was put aside: {run.aside}"
         for run in self.book.by_task.values():
             assert run.is_open != (state.status[state.cursor[run.task]] in ENDED), f"run {run.id} is {run.state}"
 
@@ -273,7 +278,7 @@ class SiteLogic:
         self.book.log(who, "end", run, f"{ask.outcome}, exit code {ask.exit_code}")
         run.work = ask.work
         if ask.outcome == "evicted" and run.is_evicted:
-            self.book.requeue(run)
+            self.book.requeue(run, is_aside=bool(ask.aside))
         else:
             self.book.finish(run, "failed" if ask.outcome == "evicted" else ask.outcome, ask.exit_code)
         return self.book.view(who, run, with_reason=run.is_open)
@@ -314,7 +319,7 @@ class SiteLogic:
 
     def check(self, who: Principal, ask: c.RunRequest) -> c.RunView:
         """What `submit` would answer now. Nothing is asked for: the request meets a copy of the site."""
-        return admission.check(self.book.copy(), who, ask)
+        return admission.check(copy_of(self.book), who, ask)
 
     # --- processes ---
 

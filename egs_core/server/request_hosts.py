@@ -22,6 +22,7 @@ from egs_core.server.book import Book
 from egs_core.server.hosts import OWN
 from egs_core.server.principals import Principal
 from egs_core.server.runs import NOT_ADMITTED, Refusal, Run
+from egs_core.server.trial import copy_of
 
 
 def hosts_for(book: Book, who: Principal, ask: q.GpuRequest, part: Run) -> list[str]:
@@ -98,7 +99,7 @@ def move(book: Book, parts: Sequence[Run]) -> None:
     if len(rest) < stay.count(False):
         return
     hosts = tuple([part.host if stays else rest.pop(0) for part, stays in zip(parts, stay, strict=True)])
-    copy = book.copy()
+    copy = copy_of(book)
     copied = [copy.runs[part.id] for part in parts]
     copy.rehost(copied, hosts)
     if all(run.lease is not None for run in copied):

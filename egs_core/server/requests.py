@@ -156,7 +156,7 @@ def _advance(book: Book, request: Run) -> None:
         inside.stop(book, request)
         if request.is_evicted:
             if not _is_used(book, request):
-                book.requeue(request)
+                book.requeue(request, is_aside=any(one.aside for one in book.commands[request.id].values()))
             return
         if request.is_open and not book.commands[request.id]:
             book.finish(request, "succeeded", None)

@@ -142,6 +142,15 @@ class Attempt(msgspec.Struct, frozen=True, omit_defaults=True):
     why: str = ""
 
 
+class Aside(msgspec.Struct, frozen=True):
+    """Of a run that was put aside. devices: ids of the GPUs that it was on, where alone it goes on; ran_s: so long it
+    had run there; until: it waits for these alone until then, see `aside`."""
+
+    devices: tuple[str, ...]
+    ran_s: float
+    until: float
+
+
 class Run(msgspec.Struct, omit_defaults=True):
     """One run. Times are the site's (see `SiteLogic`). version: higher with each change that its client is told.
 
@@ -166,6 +175,8 @@ class Run(msgspec.Struct, omit_defaults=True):
     the site has chosen its host, and may choose another one while it waits.
     turn_at: since when it is its turn to wait, later by what it was held; held_at: since when it is, see `turns`.
     earlier: what it had before it was evicted, the last times. stop_at: since when it is to stop, in what is durable.
+    suspends: where it is evicted it is put aside; aside: as it was last, None where it has begun anew since; while it
+    runs again it tells nothing.
     """
 
     id: str
@@ -225,6 +236,8 @@ class Run(msgspec.Struct, omit_defaults=True):
     held_at: float | None = None
     earlier: tuple[Attempt, ...] = ()
     stop_at: float | None = None
+    suspends: bool = False
+    aside: Aside | None = None
 
     @property
     def workload(self) -> str:
@@ -309,5 +322,6 @@ class Run(msgspec.Struct, omit_defaults=True):
             requeue=request.requeue,
             flavors=request.flavors,
             note=request.note or "",
+            suspends=bool(request.suspend),
             saving=None if request.saving is None else Saving(request.saving.signal, request.saving.takes_s),
         )

@@ -16,17 +16,17 @@ from egs_core.engine import Engine
 from egs_core.engine.rules.fit import lacking
 from egs_core.engine.state.nodes import Node
 from egs_core.errors import listed
-from egs_core.server.forecast import UNKNOWN_S, expected_starts
+from egs_core.server.forecast import expected_starts
 from egs_core.server.gangs import Gangs, come_words
 from egs_core.server.hosts import OWN, Hosts
 from egs_core.server.keeping import words
 from egs_core.server.moments import wall_clock
 from egs_core.server.runs import NOT_ADMITTED, WHOLE_DEVICE, Device, GangPlace, HeldLease, Run, SiteFacts
 from egs_core.server.spending import Spending
+from egs_core.server.stopping import is_late, known_end, takes
 
 BEAT_S = 5.0  # how often a client is to be heard of
 MOMENT_S = 5.0  # what should have started so long ago, or longer, starts nobody knows when
-LATE_S = 2.0  # so long after its grace what was killed has been seen to be gone
 SHOWN_STEP_S = 10.0  # in which a text that tells of a time that goes on changes
 MOST_EXPLAINED = 100
 OTHERS = "(one of another team)"
@@ -154,13 +154,7 @@ class Views:
 
     def _stops_at(self, task: int) -> float | None:
         run = self._by_task.get(task)
-        return (
-            None if run is None or not run.stop else UNKNOWN_S if self._is_late(run) else _stops_at(run, self.clock())
-        )
-
-    def _is_late(self, run: Run) -> bool:
-        """Whether it was told to stop, and should have by now."""
-        return bool(run.stop) and _stops_at(run, self.clock()) <= self.clock() - LATE_S
+        return None if run is None else known_end(run, self.clock())
 
     def view(
         self, run: Run, with_reason: bool = False, starts: dict[int, float] | None = None, sees: Sees = _all
@@ -264,10 +258,18 @@ class Views:
         if reason.kind == "capacity":
             text += self._holders(short.host, sees)
             text = f"starts on its {run.gang.size} hosts together: {text}" if run.is_request and run.gang else text
-            text += self._late_ends(short.host, sees)
+            text += self._late_ends(short.host, sees) + self._aside(run)
         text += self.used_elsewhere(run.queue, sees) if reason.kind == "quota" else ""
         text += self._evicted_for(run, sees) if run.lease is None else ""
         return reason.kind, self.told_text(text, sees)
+
+    def _aside(self, run: Run) -> str:
+        """That it waits for its own GPUs, and for how long; "" where it may have any."""
+        if run.aside is None or self._engine.state.options_of(run.task).only_on is None:
+            return ""
+        until = wall_clock(self._facts.epoch)(run.aside.until)
+        text = f"it was put aside on {listed(run.aside.devices, 4)}, and goes on there alone"
+        return f"; {text}: from {until} on it may have others, to begin anew there"
 
     def _evicted_for(self, run: Run, sees: Sees) -> str:
         """Which runs are told to stop for it, or for one of its gang; "" for none."""
@@ -276,8 +278,7 @@ class Views:
         stop = [one for one in self.open_runs() if one.is_evicted and one.stop.startswith(names)]
         if not stop:
             return ""
-        at_most_s = max(one.grace_s for one in stop)
-        within = "" if any(self._is_late(one) for one in stop) else f", and stopped within {at_most_s:g} s"
+        within = "" if any(is_late(one, self.clock()) for one in stop) else f", and stopped within {takes(stop)}"
         return f"; evicted for it{within}: {listed([_label(one, sees) for one in stop], 4)}"
 
     def _needs_some_of(self, run: Run, kept: Window) -> bool:
@@ -288,7 +289,7 @@ class Views:
     def _late_ends(self, host: str, sees: Sees) -> str:
         """Which runs there should have stopped by now, and since when they are to; "" for none."""
         late = [run for run in self.open_runs() if run.lease and run.lease.devices and run.host == host]
-        late = [run for run in late if not run.inside and self._is_late(run)]
+        late = [run for run in late if not run.inside and is_late(run, self.clock())]
         told = []
         for run in late:
             since_s = self.clock() - (run.stop_at or 0.0)
@@ -412,11 +413,6 @@ class Views:
 
 def _label(run: Run, sees: Sees) -> str:
     return f"{run.id} ({run.name})" if sees(run) else OTHERS
-
-
-def _stops_at(run: Run, now: float) -> float:
-    """When what is to stop should have; now: where nobody has noted since when it is to."""
-    return (now if run.stop_at is None else run.stop_at) + run.grace_s
 
 
 def _device(one: Device, holders: list[Run], free: float, idle: str, sees: Sees, more: Mapping[str, Any]) -> c.Device:

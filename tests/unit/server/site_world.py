@@ -174,7 +174,8 @@ class Supervisor:
         lease = view.lease if view is not None else None
         if lease is not None and self.exit_code is not None:
             outcome: Any = "evicted" if self.is_evicted else "succeeded"
-            end = c.End(token=self.started[-1], outcome=outcome, exit_code=self.exit_code)
+            aside = (self.process,) if self.is_evicted and self.process.pid % 2 else None
+            end = c.End(token=self.started[-1], outcome=outcome, exit_code=self.exit_code, aside=aside)
             return lambda logic: logic.end(self.who, run_id, end)
         if lease is not None and lease.token not in self.started and not (view and view.stop):
             return lambda logic: logic.claim(self.who, run_id, c.Claim(token=lease.token))

@@ -43,12 +43,14 @@ class Low:
     """A run that counts, and has a process of another session below it; it exits with 7 once it may. In its folder is
     what must not be taken for a module of Python's own."""
 
-    def __init__(self, site: RealSite, folder: Path) -> None:
+    def __init__(self, site: RealSite, folder: Path, *where: str) -> None:
+        """where: of its options, `--gpus 1` where none is said."""
         project = folder / "project"
         project.mkdir()
         (project / "json.py").write_text("raise SystemExit('this is the user\\'s own json')")
         self.file, self.go, self.site = folder / "low", folder / "low.go", site
-        words = ("--gpus", "1", "--suspend", "--name", "low", "--", sys.executable, "-c", COUNTS)
+        where = where or ("--gpus", "1")
+        words = (*where, "--suspend", "--name", "low", "--", sys.executable, "-c", COUNTS)
         self.run = site.run(*words, str(self.file), str(self.go), folder=project)
         wait_for(lambda: self.count, "it counts")
         self.pids = [int(pid) for pid in (folder / "low.pids").read_text().split()]
@@ -104,8 +106,53 @@ def test_what_is_aside_ends_with_its_run(site: RealSite, tmp_path: Path, how: st
 
 
 @pytest.mark.slow
+def test_it_waits_for_its_own_gpu_and_goes_on_there(tmp_path: Path) -> None:
+    """The other GPU comes free first, and it leaves that alone, which `egs why` says; then it goes on where it was."""
+    with own_site(tmp_path, 2) as two:
+        low = Low(two, tmp_path)
+        words = (sys.executable, "-c", UNTIL, str(tmp_path / "a"), str(tmp_path / "a.go"), "0")
+        two.run("--gpus", "1", "--name", "first", "--", *words)
+        wait_for(lambda: content(tmp_path / "a"), "one GPU is held")
+        wait_for(lambda: low.count > 300, "it has run for a while: so long it waits for its own GPU")
+        go = high(two, tmp_path)
+        assert content(tmp_path / "high") != content(tmp_path / "a")
+        (tmp_path / "a.go").touch()
+        wait_for(lambda: "first" not in two.open(), "the other GPU is free")
+        stood = low.count
+        view = two.client.view(two.open()["low"])
+        assert view.state == "waiting"
+        assert f"it was put aside on {content(tmp_path / 'high')}, and goes on there alone" in view.reason
+        go.touch()
+        wait_for(lambda: low.count > stood, "it counts on")
+        low.go.touch()
+        assert low.run.wait(60) == 7
+        assert content(low.file).endswith(" 1"), "in its first try"
+
+
+@pytest.mark.slow
+def test_in_a_request_it_is_put_aside_with_the_request(tmp_path: Path) -> None:
+    """A request with --requeue gives way as a whole, and comes to its turn on its own GPU, where the command goes on."""
+    with own_site(tmp_path, 2) as two:
+        two.egs("request", "--gpus", "1", "--for", "1h", "--requeue", "--name", "mine")
+        words = (sys.executable, "-c", UNTIL, str(tmp_path / "a"), str(tmp_path / "a.go"), "0")
+        two.run("--gpus", "1", "--name", "first", "--", *words)
+        wait_for(lambda: content(tmp_path / "a"), "the other GPU is held")
+        low = Low(two, tmp_path, "--in", "mine")
+        go = high(two, tmp_path)
+        assert content(tmp_path / "high") != content(tmp_path / "a")
+        stood = low.count
+        go.touch()
+        wait_for(lambda: low.count > stood, "it counts on")
+        low.go.touch()
+        (tmp_path / "a.go").touch()
+        assert low.run.wait(60) == 7
+        assert content(low.file).endswith(" 1"), "in its first try"
+
+
+@pytest.mark.slow
 def test_on_another_gpu_it_is_started_again(tmp_path: Path) -> None:
-    """What it would start later has the GPU that its parent was told, which is somebody else's by then."""
+    """It waits for its own no longer than it had run. What it would start later has the GPU that its parent was told,
+    which is somebody else's by then."""
     with own_site(tmp_path, 2) as two:
         words = (sys.executable, "-c", UNTIL, str(tmp_path / "a"), str(tmp_path / "a.go"), "0")
         first = two.run("--gpus", "1", "--", *words)
