@@ -46,6 +46,7 @@ from egs_core.kubernetes.readers import pod_with_reading
 from egs_core.kubernetes.session import ClusterSession, preempting_site
 from egs_core.kubernetes.settings import Settings
 from egs_core.kubernetes.stuck import Stuck
+from egs_core.kubernetes.waking import Waking
 from egs_core.kubernetes.workflows import workflow_of
 from egs_core.kubernetes.writing import Writers
 
@@ -67,7 +68,7 @@ class Controller:
 
     def __init__(self, cluster: Cluster, settings: Settings, say: Say, *, watch_s: int = 240) -> None:
         self._cluster, self._settings, self._say = cluster, settings, say
-        self._woken = threading.Event()
+        self._woken = Waking()
         self._ended = threading.Event()
         self._began = 0.0
         self._stepped_at = float("-inf")
@@ -142,7 +143,6 @@ class Controller:
         try:
             while not self._ended.is_set():
                 self._woken.wait(STEP_S)
-                self._woken.clear()
                 if not self.leader.leads:
                     self._rest()
                     self._note("lease", self.leader.problem)

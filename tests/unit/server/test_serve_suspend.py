@@ -131,7 +131,7 @@ def test_it_waits_for_its_own_gpu_and_goes_on_there(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_in_a_request_it_is_put_aside_with_the_request(tmp_path: Path) -> None:
-    """A request with --requeue gives way as a whole, and comes to its turn on its own GPU, where the command goes on."""
+    """A request with --requeue gives way as a whole and gets its own GPU again, on which the command goes on."""
     with own_site(tmp_path, 2) as two:
         two.egs("request", "--gpus", "1", "--for", "1h", "--requeue", "--name", "mine")
         words = (sys.executable, "-c", UNTIL, str(tmp_path / "a"), str(tmp_path / "a.go"), "0")
