@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,18 +15,15 @@ from egs_core.client.outlooks import Named, Naming, Outlook, Question
 from egs_core.server.outlooks import Outlooks, named
 from egs_core.server.principals import SUBMITTING
 from egs_core.server.runs import Refusal
+from egs_core.server.thinking import Thinking
 from egs_core.server.who import Who
 
 T = TypeVar("T")
-BUDGET_S = 1.0
-"""So long one question is thought about: who asks waits for a few seconds."""
 
 
 def add_outlook_routes(app: FastAPI) -> None:
     outlooks = Outlooks(time.monotonic())
-    # a thread cannot be called off: of its own, it is only ever one, and holds up nobody who looks at processes
-    thinking = ThreadPoolExecutor(1, "egs-outlooks")
-    latest: Future[list[Naming]] | None = None
+    thinking = Thinking()
 
     @app.post("/v1/outlooks")
     async def told(who: Who, request: Request) -> dict[str, Any]:
@@ -37,17 +34,14 @@ def add_outlook_routes(app: FastAPI) -> None:
     @app.post("/v1/outlooks/named", response_class=JSONResponse)
     async def asked(who: Who, request: Request) -> Response:
         who.need(SUBMITTING, "to ask where work should go")
-        nonlocal latest
         question, now = _decoded(await request.body(), Question), time.monotonic()
-        if latest is not None and not latest.done():
-            raise Refusal(429, "another question is being thought about: ask again", BUDGET_S)
-        latest = thinking.submit(_within, BUDGET_S, question, outlooks.seen(who, now), outlooks.is_young(now))
-        found = await asyncio.wrap_future(latest)
+        think = partial(_within, question, outlooks.seen(who, now), outlooks.is_young(now))
+        found = await asyncio.wrap_future(thinking.begin(who, think))
         return Response(msgspec.json.encode(Named(tuple(found))), media_type="application/json")
 
 
 def _within(
-    budget_s: float, question: Question, seen: dict[str, tuple[Outlook, float]], is_young: bool
+    question: Question, seen: dict[str, tuple[Outlook, float]], is_young: bool, budget_s: float
 ) -> list[Naming]:
     until = time.monotonic() + budget_s
     return named(question, seen, is_late=lambda: time.monotonic() > until, is_young=is_young)
