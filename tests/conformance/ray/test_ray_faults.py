@@ -22,6 +22,7 @@ import egs_ray
 from egs_core.testing.wire_site import look_behind
 from egs_ray import Session
 from tests.conformance.ray import run_tasks as t
+from tests.conformance.ray.scripts import PATIENT
 
 pytestmark = pytest.mark.usefixtures("ray_address")
 Capture = pytest.CaptureFixture[str]
@@ -330,11 +331,11 @@ def test_two_nodes(tmp_path: Path) -> None:
     variables = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     with tempfile.TemporaryDirectory(prefix="egs-", ignore_cleanup_errors=True) as short:  # for sockets
         done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", CLUSTER, str(tmp_path)],
+            [sys.executable, "-W", "ignore", "-c", PATIENT + CLUSTER, str(tmp_path)],
             env={**variables, "PYTHONPATH": os.pathsep.join(sys.path), "RAY_TMPDIR": short},
             capture_output=True,
             text=True,
-            timeout=150,
+            timeout=280,
         )
     line = next((line for line in done.stdout.splitlines() if line.startswith("RESULT")), "")
     assert line, done.stdout + done.stderr

@@ -13,6 +13,7 @@ import pytest
 from egs_core.runlog.io import read_run
 from egs_core.runlog.records import Ended
 from tests.conformance.ray.test_ray_nodes import outcome_of
+from tests.unit.server.real_site import wait_for
 from tests.unit.server.served import own_site
 
 pytestmark = pytest.mark.long
@@ -376,7 +377,7 @@ def test_it_is_tried_again_at_a_server(tmp_path: Path) -> None:
     with own_site(tmp_path, 1) as site:
         at = {"EGS_URL": f"unix://{site.ready['socket']}", "EGS_RETRY_OUT_OF_MEMORY": "on"}
         seen, errors = outcome_of(AT_SERVER, tmp_path, **at, **HOOK)
-        assert not site.open()
+        wait_for(lambda: not site.open(), "the server knows that it has gone")
     told: Any = seen
     (value, tried), (error, all_tried), (kind, parts) = told["run"], told["nowhere"], told["script"]
     assert told["is shared"], errors

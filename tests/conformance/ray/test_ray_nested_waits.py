@@ -13,6 +13,7 @@ import pytest
 
 from egs_core.runlog.io import read_run
 from egs_core.runlog.records import Capacity
+from tests.conformance.ray.scripts import PATIENT
 
 LIMIT_S = 240.0
 
@@ -245,7 +246,7 @@ def _ends(source: str, folder: Path, **environment: str) -> str:
     """What a script prints that runs on a Ray of its own."""
     folder.mkdir()
     path = folder / "script.py"
-    path.write_text(source)
+    path.write_text(PATIENT + source)
     variables = {**os.environ, **environment}
     variables.pop("RAY_ADDRESS", None)
     done = subprocess.run(

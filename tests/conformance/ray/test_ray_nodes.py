@@ -15,6 +15,7 @@ import pytest
 from egs_core.runlog.io import read_run
 from egs_core.runlog.records import Started, TaskAdded
 from tests.conformance.ray.conftest import _python_path
+from tests.conformance.ray.scripts import PATIENT
 
 pytestmark = pytest.mark.long
 
@@ -235,7 +236,7 @@ finally:
 
 def outcome_of(source: str, folder: Path, **environment: str) -> tuple[dict[str, object], str]:
     """What a script says that starts a cluster of its own."""
-    (folder / "script.py").write_text(source)
+    (folder / "script.py").write_text(PATIENT + source)
     short = tempfile.mkdtemp(prefix="egs-")
     variables = {
         **os.environ,
