@@ -24,7 +24,7 @@ RULES = """
 alerts: {webhook: "http://127.0.0.1:9"}
 rules:
   - {name: diverged, when: {loss: nan}, for: 0s, do: [alert, stop]}
-  - {name: hangs, when: {no_progress_for: 5s}, do: [alert]}
+  - {name: hangs, when: {no_progress_for: 3s}, do: [alert]}
 """
 SOURCE = """
 import os, subprocess, sys, time
