@@ -66,7 +66,7 @@ def test_it_ends_itself_when_there_is_no_driver() -> None:
     made = controller.get_or_make(LONG_IDLE_S)  # drivers look for it twice a second
     reporter = Reporter(Driver())
     t.until(lambda: names() == ["run#0"])
-    time.sleep(2 * LONG_IDLE_S)
+    time.sleep(1.2 * LONG_IDLE_S)
     assert names() == ["run#0"]
     pid = ray.get(made.__ray_call__.remote(lambda _: __import__("os").getpid()))
     reporter.close()

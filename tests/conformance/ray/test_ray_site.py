@@ -82,16 +82,16 @@ def test_a_quota_holds_across_drivers_and_people_see_them(begin: Begin, site: Re
     """Two scripts, a queue with one of Ray's two GPUs: no two tasks at once, both results right, nothing said.
     `egs ps`, `queue` and `why` show who waits, with user and framework; afterwards none is there."""
     log = tmp_path / "log"
-    scripts = [begin(SCRIPT, name, log, 20, 0.4) for name in ("a", "b")]
+    scripts = [begin(SCRIPT, name, log, 10, 0.4) for name in ("a", "b")]
     waits = wait_for(lambda: [view for view in site.client.queue().runs if view.kind == "quota"], "one waits for quota")
     assert {(view.user, view.framework, view.queue) for view in waits} == {(user_name(os.getuid()), "ray", "shared")}
     assert "ray: " in site.egs("ps").stdout
     assert "ray" in site.egs("queue").stdout
     why = site.egs("why", waits[0].id)
     assert (why.returncode, f"driver {waits[0].id}" in why.stdout) == (0, True), why
-    assert [output(script) for script in scripts] == [(0, "380", []), (0, "380", [])]
+    assert [output(script) for script in scripts] == [(0, "90", []), (0, "90", [])]
     rows = held(log)
-    assert len(rows) == 40
+    assert len(rows) == 20
     assert all(before[3] <= after[2] for before, after in pairwise(rows)), rows
     wait_for(lambda: not site.open(), "the server knows that they have gone")
 
