@@ -56,14 +56,21 @@ TOGETHER: dict[str, tuple[str, ...]] = {
     "clusters of Ray": tuple(
         RAY + name for name in ("autoscaler", "control_nodes", "kill", "node", "preload_nodes", "hook_jobs")
     ),
+    "drivers on Ray": tuple(
+        RAY + name
+        for name in (
+            *("conformance", "control", "ends", "generators", "groups", "hook", "libraries", "nested"),
+            *("other_user", "own_values", "payloads", "progress", "replay", "site"),
+        )
+    ),
     "runs on Ray": ("tests/conformance/ray/",),
     "Kubeflow": ("tests/conformance/kubeflow/",),
     "examples": ("tests/scenarios/test_examples.py",),
     "demo on Ray": ("tests/unit/demo/test_variants.py",),
 }
 """What shares a start of a framework, by how its tests' places begin: the first that fits. What takes longest comes
-first; Ray's are two pieces of about the same length, each with a Ray of its own. The Airflows that a test starts for
-itself, most of them slow tests, are not in the way of those that share one."""
+first; Ray's are three pieces, each with a Ray of its own, as one would be the last to end. The Airflows that a test
+starts for itself, most of them slow tests, are not in the way of those that share one."""
 PIECES = list(TOGETHER)
 ROOT = Path(__file__).resolve().parents[1]
 SHARES = ('scope="module"', "tests.unit.server.databases")
