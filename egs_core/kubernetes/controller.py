@@ -221,7 +221,7 @@ class Controller:
                 self._open(gates.all_gates(self._served(self._pods.items()).values(), gates.ALONE), in_line=True)
         if has_counted:
             self._limit(now)
-        self._explaining.look(looked.served, self._gated, self._writers, now)
+        self._explaining.look(looked.served, self._gated, self._writers, now, self._placeholding.awaited)
         self._preload(looked, nodes, now)
         self._have_nodes_added(looked, nodes, now)
         if self._queues is not None:
@@ -253,7 +253,7 @@ class Controller:
         """Pods that Kueue does not hold back; those that it does take room like any other's, and have no gate."""
         self._open(gates.queued(looked.queued.values()))
         placeless = looked.placeless(nodes)
-        self._open(gates.stranded(placeless.values()))
+        self._open(gates.stranded(self._placeholding.given_up(placeless, now, are_made=self._door is None)))
         told: Mapping[str, Pod] = looked.ordered
         if left_out := {*placeless, *self._stuck.among(looked.unplaced, now)}:
             told = {uid: pod for uid, pod in told.items() if uid not in left_out}
@@ -354,12 +354,10 @@ class Controller:
         there = list(looked.stand_ins.values())
         if self._gated is None or not self._placeholding.is_due(there, now):
             return
-        latest, pods = self._pods.items(), dict(looked.all)
-        for uid, pod in looked.all.items():
-            if pod.is_gated and uid in latest and not latest[uid].is_gated:  # opened in this very step
-                pods[uid] = msgspec.structs.replace(pod, is_gated=False)
+        pods = placeholders.as_opened(looked.all, self._pods.items())  # some in this very step
+        order = [*self._placeholding.awaited, *self._gated.order()]
         coming = to_come(looked.traced(), now)[: foreseen.MOST]
-        wanted = [] if self._gated.is_shared else placeholders.to_stand_for(pods, self._gated.order(), coming)
+        wanted = [] if self._gated.is_shared else placeholders.to_stand_for(pods, order, coming)
         self._placeholding.look(wanted, there, pods, nodes, now, lambda: self.leader.leads)
 
     def _open(self, openings: Iterable[gates.Opening], *, in_line: bool = False) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from egs_core.kubernetes import telling
@@ -29,14 +29,23 @@ class Explaining:
         self._cluster, self._put, self._may_go_on, self._note = cluster, put, may_go_on, note
         self._teller = telling.Teller()
 
-    def look(self, pods: Mapping[str, Pod], session: ClusterSession | None, writers: Writers[Any], now: float) -> None:
-        """Of pods that are served, by uid, those that are due. now: Unix time."""
+    def look(
+        self,
+        pods: Mapping[str, Pod],
+        session: ClusterSession | None,
+        writers: Writers[Any],
+        now: float,
+        awaited: Collection[str] = (),
+    ) -> None:
+        """Of pods that are served, by uid, those that are due. now: Unix time; awaited: as of `telling.texts`."""
         due = self._teller.due(pods.values(), now) if session is not None and writers.is_free else []
         if not due or session is None:
             return
         members = Counter((pod.run, pod.gang) for pod in pods.values() if pod.gang)
         order, until = session.order(), time.monotonic() + telling.ASKED_S
-        texts = telling.texts(due, order, members, lambda uid: session.why(uid) if time.monotonic() < until else None)
+        texts = telling.texts(
+            due, order, members, lambda uid: session.why(uid) if time.monotonic() < until else None, awaited
+        )
         said = [(pods[uid], text) for uid, text in texts.items()]
         writers.beside(lambda: self._write(said, now))
 

@@ -127,6 +127,15 @@ def to_stand_for(pods: Mapping[str, Pod], order: Sequence[str], to_come: Iterabl
     return [*found, *to_come]
 
 
+def as_opened(pods: Mapping[str, Pod], latest: Mapping[str, Pod]) -> dict[str, Pod]:
+    """By uid, with the gates that have been opened since."""
+    found = dict(pods)
+    for uid, pod in pods.items():
+        if pod.is_gated and uid in latest and not latest[uid].is_gated:
+            found[uid] = msgspec.structs.replace(pod, is_gated=False)
+    return found
+
+
 def key_of(name: str) -> str:
     """Of the place for which a placeholder stands."""
     return name.removeprefix(_PREFIX).rpartition("-")[0]

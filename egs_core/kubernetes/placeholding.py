@@ -39,6 +39,20 @@ class Placeholding:
         self._cluster, self._stated, self._namespace, self._note = cluster, stated, namespace, note
         self._looked_at = float("-inf")
         self._refused_until = 0.0
+        self._placeless_at: dict[str, float] = {}
+        self.awaited: tuple[str, ...] = ()
+
+    def given_up(self, placeless: Mapping[str, Pod], now: float, *, are_made: bool) -> list[Pod]:
+        """Of what no node there could ever take, by uid, what a node to come is not waited for: all of it where no
+        placeholders are made, else what is so for longer than a placeholder is worth it. The rest is `awaited`, the
+        first first."""
+        may_come = are_made and self._stated.most > 0 and now >= self._refused_until
+        at = {uid: min(self._placeless_at.get(uid, now), now) for uid in placeless}
+        since = now - placeholders.LATER * self._stated.node_s
+        found = [one for uid, one in placeless.items() if may_come and at[uid] > since and not one.claimed]
+        found.sort(key=lambda one: (-one.rank, -(one.rank_s or 0.0), one.created, one.uid))
+        self._placeless_at, self.awaited = at, tuple(one.uid for one in found)
+        return [one for uid, one in placeless.items() if uid not in {*self.awaited}]
 
     def is_due(self, there: Iterable[Pod], now: float) -> bool:
         """Whether it is time to look again; asked before what is costly to know."""

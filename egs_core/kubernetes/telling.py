@@ -6,7 +6,7 @@ that wait with it may be of another team.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from egs_core.engine.messages import Reason
 from egs_core.kubernetes.pods import Pod
@@ -59,9 +59,11 @@ def texts(
     order: Sequence[str],
     members: Mapping[tuple[str, str], int],
     why: Callable[[str], Reason | None],
+    awaited: Collection[str] = (),
 ) -> dict[str, str]:
     """By uid what to write, of those where it is not there already. order: uids of all that wait for a grant, the first
-    first; members: how many of a run's gang are there; why: None where it is not asked."""
+    first; members: how many of a run's gang are there; why: None where it is not asked; awaited: for which a node of
+    another kind has to come."""
     places = {uid: number for number, uid in enumerate(order, 1)}
     found = {}
     for pod in pods:
@@ -70,6 +72,8 @@ def texts(
             text = "paused" if pod.paused else "its run or stage is paused"
         elif pod.gang and there < pod.gang_size:
             text = f"{there} of {pod.gang_size} members of its gang are there"
+        elif pod.uid in awaited:
+            text = "no node there could ever take it: one that could is asked for"
         elif pod.uid in places:
             reason = why(pod.uid)
             words = "it waits for its turn" if reason is None else _WORDS.get(reason.kind, reason.kind)

@@ -6,6 +6,7 @@ import copy
 import time
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
@@ -100,6 +101,50 @@ def test_a_new_controller_goes_on_with_those_that_are_there(api: EmulatedApi) ->
         assert before[0] in [one["metadata"]["uid"] for one in there(api)]
     with controlled(api):
         api.until(lambda: not there(api))
+
+
+def test_what_only_a_node_to_come_could_take_waits_for_it_in_its_order(api: EmulatedApi) -> None:
+    """Its group of nodes is empty: the gates stay closed, and it says why. A node comes: it goes to the one with the
+    longest path, and the other one waits for the next."""
+    api.add("nodes", node("cpus"))
+    for name, rank, ago_s in (("a", 3600, 60), ("b", 7200, 30)):
+        raw = pod(name, gpus=1, rank=rank, predicted=3600, creationTimestamp=moment(time.time() - ago_s))
+        api.add("pods", raw)
+    with controlled(api, placeholders=TWO):
+        api.until(lambda: len(there(api)) == 2)
+        api.until(lambda: names.WAITS in api.all("pods")["a"]["metadata"]["annotations"])
+        assert "one that could is asked for" in api.all("pods")["a"]["metadata"]["annotations"][names.WAITS]
+        assert api.gated() == {"a", "b"}
+        api.add("nodes", node("n1", gpus=1))
+        api.until(lambda: api.gated() == {"a"})
+        assert api.all("pods")["b"]["metadata"]["annotations"][names.OPENED].endswith("order")
+
+
+def _nothing(about: str, problem: str) -> None:
+    """Hears it."""
+
+
+def test_no_node_is_waited_for_longer_than_one_is_worth_it(api: EmulatedApi) -> None:
+    """The scheduler says then why there is none; also where no placeholder can be made: for claims of devices, by
+    refusal, at a site server. What had a node meanwhile begins anew."""
+    cluster = Cluster(api.kubeconfig)
+    one, claims = (pod_of(pod(name, uid=name, gpus=1)) for name in ("one", "claims"))
+    claims = msgspec.structs.replace(claims, claimed=1)
+    both = {"one": one, "claims": claims}
+    placeholding = Placeholding(cluster, TWO, names.SYSTEM, _nothing)
+    assert placeholding.given_up(both, NOW, are_made=True) == [claims]
+    assert placeholding.awaited == ("one",)
+    assert placeholding.given_up({}, NOW + 300, are_made=True) == []
+    assert placeholding.given_up({"one": one}, NOW + 361, are_made=True) == []
+    assert placeholding.given_up({"one": one}, NOW + 720, are_made=True) == []
+    assert placeholding.given_up({"one": one}, NOW + 722, are_made=True) == [one]
+    assert not placeholding.awaited
+    assert placeholding.given_up(both, NOW + 800, are_made=False) == [one, claims]
+    off = Placeholding(cluster, PlaceholderSettings(), names.SYSTEM, _nothing)
+    assert off.given_up(both, NOW, are_made=True) == [one, claims]
+    refused = Placeholding(Refusing(api.kubeconfig), TWO, names.SYSTEM, _nothing)
+    refused.look([waits("a")], [], {}, [], NOW)
+    assert refused.given_up(both, NOW + 1, are_made=True) == [one, claims]
 
 
 def test_off_it_makes_none(api: EmulatedApi) -> None:
