@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from egs_core.kubernetes import learned
 from egs_core.kubernetes.coming import to_come
 from egs_core.kubernetes.foreseen import end_of
-from egs_core.kubernetes.learned import Learned, Likely, Took, as_learned, step_of, took_of
+from egs_core.kubernetes.learned import Learned, Likely, Pipeline, Took, as_learned, step_of, took_of
 from egs_core.kubernetes.looked import Looked
 from egs_core.kubernetes.objects import moment
 from egs_core.kubernetes.paths import Traces
@@ -232,6 +232,20 @@ def test_steps_that_are_not_there_yet_take_what_they_took() -> None:
     traces.follow({("team", "r"): {second.uid: second}}, [workflow_of(RUN)], learnt)
     (found,) = traces.ranked.values()
     assert (found.rank_s, found.predicted_s, found.learned_from) == (300.0, 100.0, 1)
+
+
+def test_a_run_in_which_nothing_has_changed_hears_of_what_was_learned() -> None:
+    """Of a step whose pod is not there yet."""
+    traces, run = Traces(), workflow_of(RUN)
+    first = {("team", "r"): {"a": msgspec.structs.replace(pod_of(executor("r", "a")), uid="a")}}
+    for seconds in (100, 400):
+        traces.follow(first, [run], knowing(*of_argo(ended("x", seconds), step="b")).learnt)
+        assert [one.rank_s for one in traces.ranked.values()] == [5.0 + seconds + 9.0]
+    (before,) = traces.runs()
+    assert before.earlier is not None
+    traces.follow(first, [run], {"team/w": before.earlier, "team/v": Pipeline({})})
+    assert traces.runs() == [before]
+    assert traces.runs()[0] is before
 
 
 def test_what_this_run_has_seen_goes_before_other_runs() -> None:
