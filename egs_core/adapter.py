@@ -294,13 +294,14 @@ class ProfileFault(msgspec.Struct, frozen=True):
 
 class ProfiledPool(msgspec.Struct, frozen=True):
     """Nodes that a profile puts pods onto: those with all labels of the selector. tolerations: that pods have there,
-    as Kubernetes has them. gpus_per_node: 0 where it is not said."""
+    as Kubernetes has them. gpus_per_node: 0 where it is not said; resource: what its GPUs are called, "": anything."""
 
     name: str
     selector: dict[str, str]
     tolerations: tuple[dict[str, str], ...] = ()
     has_gpus: bool = False
     gpus_per_node: int = 0
+    resource: str = ""
 
 
 class ClusterProfile(msgspec.Struct, frozen=True):

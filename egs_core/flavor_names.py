@@ -12,6 +12,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
+GPU_RESOURCE = r".+/(gpu(\.shared)?|mig-.+|[a-z]+_nps\d+|i915|xe|gaudi|tpu|neuron)"
+"""What device plugins of Kubernetes call GPUs, parts of them and other accelerators; Python's and RE2's."""
+_GPU_RESOURCE = re.compile(GPU_RESOURCE)
 VENDOR = re.compile(r"^(NVIDIA|Tesla|Quadro|GeForce|AMD|Intel)\b[\s-]*", re.IGNORECASE)
 NO_NAME = re.compile(r"[^A-Za-z0-9.]+")
 
@@ -27,6 +30,17 @@ def flavor_of_product(product: str) -> str:
     while (shorter := VENDOR.sub("", name)) != name:
         name = shorter
     return NO_NAME.sub("-", name).strip("-")
+
+
+def is_gpu_resource(name: str) -> bool:
+    """Whether a device plugin of Kubernetes calls GPUs so, parts of them (MIG's, AMD's partitions), replicas that share
+    one, or other accelerators.
+
+    >>> names = ("nvidia.com/gpu", "nvidia.com/mig-1g.5gb", "nvidia.com/gpu.shared", "amd.com/cpx_nps4", "rdma/hca")
+    >>> [is_gpu_resource(name) for name in names]
+    [True, True, True, True, False]
+    """
+    return "/" in name and _GPU_RESOURCE.fullmatch(name) is not None
 
 
 LABELS = (

@@ -12,7 +12,7 @@ import msgspec
 from egs_core.client.outlooks import MOST_AMOUNT, MOST_S, MOST_WORK, Amounts, Holding, Outlook, Queue, Work
 from egs_core.kubernetes import names
 from egs_core.kubernetes.objects import Object, items, length_s, number, part, quantity, seconds_of, text
-from egs_core.kubernetes.pods import Pod
+from egs_core.kubernetes.pods import Pod, asked_of
 from egs_core.kubernetes.priorities import Workload, workload_of
 from egs_core.time_estimates import remaining
 
@@ -83,28 +83,10 @@ def _meta(pod_set: Object) -> Object:
 
 
 def _asked(pod_set: Object) -> Amounts:
-    """All of its pods together: containers at once, those before them one after another, as the scheduler has it."""
-    spec, count = part(part(pod_set, "template"), "spec"), number(pod_set.get("count", 1)) or 0.0
-    found: dict[str, float] = {}
-    before: list[dict[str, float]] = []
-    for one in items(spec, "initContainers"):
-        if one.get("restartPolicy") == "Always":
-            _add(found, _requests(one))
-        else:
-            before.append(dict(found))
-            _add(before[-1], _requests(one))
-    for one in items(spec, "containers"):
-        _add(found, _requests(one))
-    for one in before:
-        found |= {resource: max(amount, found.get(resource, 0.0)) for resource, amount in one.items()}
-    _add(found, {str(name): quantity(amount) for name, amount in part(spec, "overhead").items()})
-    return {"pods": count, **{resource: min(MOST_AMOUNT, count * amount) for resource, amount in found.items()}}
-
-
-def _requests(container: Object) -> dict[str, float]:
-    stated = part(container, "resources")
-    both = {**part(stated, "limits"), **part(stated, "requests")}
-    return {str(name): quantity(amount) for name, amount in both.items()}
+    """All of its pods together."""
+    count = number(pod_set.get("count", 1)) or 0.0
+    asked = asked_of(part(part(pod_set, "template"), "spec"))
+    return {"pods": count, **{resource: min(MOST_AMOUNT, count * amount) for resource, amount in asked.items()}}
 
 
 def _taken(assignments: Iterable[Object]) -> dict[str, Amounts]:

@@ -1,5 +1,5 @@
-"""What drivers offer and pods claim (DRA), put into the values of nodes and pods. A cluster without it has them as they
-are: its API server knows none of these kinds.
+"""What drivers offer and pods claim (DRA), and which kinds of GPUs device plugins offer, put into the values of nodes
+and pods. A cluster without DRA and with one kind of GPUs has them as they are.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 from egs_core.graph.columns import Shape
 from egs_core.kubernetes import devices
 from egs_core.kubernetes.cluster import CLAIMS, DEVICE_CLASSES, SLICES, ApiError, Cluster
-from egs_core.kubernetes.devices import Ask, Claim, DeviceClass, Slice
+from egs_core.kubernetes.devices import Ask, Claim, DeviceClass, Slice, Tier
 from egs_core.kubernetes.mirror import Mirror
 from egs_core.kubernetes.pods import Node, Pod
 
@@ -70,6 +70,9 @@ class Inventory:
     def __init__(self, slices: Iterable[Slice], claims: Iterable[Claim], classes: Iterable[DeviceClass]) -> None:
         self._slices = devices.newest(slices)
         self._offered = devices.by_node(self._slices)
+        self._there = [one for found in self._offered.values() for one in found]
+        self._reads_claims = bool(self._offered) or any(one.uncounted for one in self._slices)
+        self._names: set[str] = set()  # of resources that plugins offer, or did: one that starts again is no other kind
         self._classes = {one.name: one for one in classes}
         self._claims = {(one.namespace, one.name): one for one in claims}
         self._holders = {one.uid: one.owner for one in self._claims.values() if one.owner}
@@ -85,7 +88,7 @@ class Inventory:
         found._holders |= {uid: pod for uid, pod in self._holders.items() if uid not in found._holders}
         there = {one.uid for one in found._claims.values()}
         found._holders = {uid: pod for uid, pod in found._holders.items() if uid in there}
-        found._missed, found.uncounted = self._missed, self.uncounted
+        found._missed, found.uncounted, found._names = self._missed, self.uncounted, self._names
         found._nodes = self._nodes
         if found._classes == self._classes and {*map(id, found._slices)} == {*map(id, self._slices)}:
             found._pods = self._pods
@@ -93,17 +96,30 @@ class Inventory:
 
     def applied(self, pods: Mapping[str, Pod], nodes: Iterable[Node], now: float) -> tuple[dict[str, Pod], list[Node]]:
         """Values that nothing was put in are the same objects, and so are those in which the same was put before."""
-        if not self._offered and not any(one.uncounted for one in self._slices):
+        listed, found = list(nodes), dict(pods)
+        self._names |= {name for node in listed for name, _ in node.resources}
+        is_apart = bool(self._offered) or len(self._names) > 1
+        taken: dict[str, str] = {}
+        if self._reads_claims:
+            self._find_holders(pods)
+            taken = devices.taken(self._claims.values(), self._living_holders(pods), self._slices)
+        else:
             self._missed.clear()
-            return dict(pods), list(nodes)
-        self._find_holders(pods)
-        taken = devices.taken(self._claims.values(), self._living_holders(pods), self._slices)
-        listed = {node.name: self._with_devices(node, taken) for node in nodes}
-        self._nodes = {name: kept for name, kept in self._nodes.items() if name in listed}
-        found = {uid: self._with_asks(pod, now) for uid, pod in pods.items()}
+        if is_apart:
+            listed = [self._with_devices(node, taken) for node in listed]
+            there = {node.name for node in listed}
+            self._nodes = {name: kept for name, kept in self._nodes.items() if name in there}
+        asking = pods if is_apart or self._reads_claims else self._odd(pods)
+        found.update((uid, self._with_asks(pods[uid], now)) for uid in asking)
         self._pods = {uid: kept for uid, kept in self._pods.items() if uid in found}
         self._missed = {uid: at for uid, at in self._missed.items() if uid in found}
-        return found, list(listed.values())
+        return found, listed
+
+    def _odd(self, pods: Mapping[str, Pod]) -> list[str]:
+        """Those that ask for a kind that no node offers, where all GPUs are of one kind: for that they are none."""
+        every = {pod.resources for pod in pods.values()}
+        odd = {found for found in every if any(name not in self._names for name, _ in found)}
+        return [uid for uid, pod in pods.items() if pod.resources in odd] if odd else []
 
     def _find_holders(self, pods: Mapping[str, Pod]) -> None:
         """A claim that was made by hand is asked by the first pod that names it, and by no later one."""
@@ -127,20 +143,24 @@ class Inventory:
     def _with_devices(self, node: Node, taken: Mapping[str, str]) -> Node:
         offered = self._offered.get(node.name, ())
         held = tuple(devices.holder_of(device, taken) for device in offered)
-        if not offered:
+        if not (offered or node.resources):
             return node
         kept = self._nodes.get(node.name)
         if kept is None or kept[0] is not node or kept[1] != (offered, held):
-            gpus = node.gpus + len(offered)
-            made = msgspec.structs.replace(node, gpus=gpus, devices=offered, held=held)
+            by_both = {
+                name: sum(devices.stands_for(Tier(1, resource=name), d) for d in offered) for name, _ in node.resources
+            }
+            left = tuple((name, max(0, count - by_both[name])) for name, count in node.resources)
+            made = msgspec.structs.replace(node, resources=left, devices=offered, held=held, is_apart=True)
             kept = self._nodes[node.name] = node, (offered, held), made
         return kept[2]
 
     def _with_asks(self, pod: Pod, now: float) -> Pod:
-        if not (pod.claims or pod.lacks_claims or pod.gpu):
+        claims = self._reads_claims and (pod.claims or pod.lacks_claims)
+        if not (claims or pod.resources):
             return pod
-        its = [self._claims.get((pod.namespace, name)) for name in pod.claims]
-        is_early = (pod.lacks_claims or None in its) and not (pod.node or pod.is_over)
+        its = [self._claims.get((pod.namespace, name)) for name in pod.claims] if claims else []
+        is_early = claims and (pod.lacks_claims or None in its) and not (pod.node or pod.is_over)
         asks: tuple[tuple[Ask, ...], ...] | None = None
         if not is_early or now - self._missed.setdefault(pod.uid, now) >= MADE_S:
             own = (one for one in its if one is not None and self._holders.get(one.uid) == pod.uid)
@@ -153,7 +173,7 @@ class Inventory:
         return kept[2]
 
     def _asking(self, pod: Pod, claimed: Iterable[tuple[Ask, ...]]) -> Pod:
-        found = []
+        found: list[Ask] = []
         for asks in claimed:
             for ask in devices.resolved(asks, self._classes):
                 counted, why = self._as_counted(ask)
@@ -161,22 +181,21 @@ class Inventory:
                 if why and pod.is_ours and pod.is_gated:
                     said = f"is not counted ({pod.namespace}/{pod.name}): such pods wait for CPUs and memory alone"
                     self.uncounted.setdefault(why, said)
-        if gpus := pod.shape.gpu_milli // 1000:
-            found.append(devices.limit_as_ask(pod.gpu, gpus, self._classes.values()))
+        claimed_count = devices.count(found)
+        found += [devices.limit_as_ask(name, count, self._classes.values()) for name, count in pod.resources]
         if not found:
             return pod
-        count = devices.count(found)
+        together, beside = devices.apart(found, self._there)
         stated = json.loads(pod.where) if pod.where else {}
-        where = json.dumps({**stated, "devices": devices.said(found)}, sort_keys=True, default=str)
-        shape = Shape(pod.shape.cpu_milli, 1000 * count, pod.shape.memory_bytes)
-        return msgspec.structs.replace(pod, where=where, shape=shape, claimed=count - gpus)
+        where = json.dumps({**stated, **devices.said(together, beside)}, sort_keys=True, default=str)
+        shape = Shape(pod.shape.cpu_milli, 1000 * devices.count(together), pod.shape.memory_bytes)
+        return msgspec.structs.replace(pod, where=where, shape=shape, claimed=claimed_count)
 
     def _as_counted(self, ask: Ask) -> tuple[Ask | None, str]:
         """A request as it counts, None where it does not; and what it asks for that ought to count, "" where it counts
         or is of no GPU."""
         if ask not in self._counted:
-            there = [one for found in self._offered.values() for one in found]
-            if any(devices.takes(tier, one) for tier in ask for one in there):
+            if any(devices.takes(tier, one) for tier in ask for one in self._there):
                 counted = devices.with_numbers(ask, self._offered.values())
                 self._counted[ask] = counted, "" if counted is not None else DIFFERENT
             else:

@@ -9,6 +9,7 @@ Conditions that are not decided yet count as true, as in the graph.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import msgspec
@@ -21,6 +22,8 @@ from egs_core.kubernetes.pods import Pod
 from egs_core.kubernetes.steps import without_try
 
 API, KIND = "argoproj.io/v1alpha1", "Workflow"
+GPU_RESOURCE = "nvidia.com/gpu"
+"""Of GPUs, where nothing names another one."""
 MOST_TASKS = 20_000
 """So many are looked at each time, in all runs together."""
 
@@ -37,12 +40,14 @@ def to_come(runs: Iterable[Run], now: float) -> list[Wanted]:
         for task, ready_at, takes_s in _next(run, run.graph, now):
             asks = task.asks
             if asks.image and "{{" not in asks.image:  # else only the run knows it
-                shape = Shape(asks.cpu_milli, round(1000 * asks.gpus), asks.memory_bytes)
+                gpus = math.ceil(asks.gpus)
+                shape = Shape(asks.cpu_milli, 1000 * gpus, asks.memory_bytes)
+                devices = ((asks.gpu or GPU_RESOURCE, gpus),) if gpus else ()
                 namespace, image, reading = run.workflow.namespace, full_name(asks.image), asks.reading
                 if reading is not None:
                     reading = msgspec.structs.replace(reading, namespace=namespace)
                 place = namespace, shape, asks.where, takes_s, ready_at
-                found.append(Wanted(owner, *place, (image,), asks.pull_secrets, asks.gpu, reading=reading))
+                found.append(Wanted(owner, *place, (image,), asks.pull_secrets, devices, reading=reading))
     return sorted(found, key=lambda one: one.ready_at)
 
 

@@ -194,19 +194,19 @@ class Controller:
     def step(self, now: float) -> None:
         """Tell what is new, open what may be opened. now: Unix time, of the API server."""
         self._began = time.monotonic()
-        listed = self._grouping.applied(self._pods.items(), now)
-        everything, nodes = self._claiming.applied(listed, self._nodes.items().values(), now)
-        for about, said in (*self._claiming.notes(), *self._grouping.notes()):
-            self._note(about, said)
         problem = self._workflows.problem  # a cluster without Argo is nothing to speak of
         self._note("workflows", f"{problem}; pods go by their labels" if problem.startswith(FORBIDDEN) else "")
         looked = self._looked
         try:
+            listed = self._grouping.applied(self._pods.items(), now)
+            everything, nodes = self._claiming.applied(listed, self._nodes.items().values(), now)
             looked.look(everything, self._workflows.items().values(), self._learning.learnt(now))
         except Exception:  # by what a tenant has written: no gate is closed for ever for that
             served = self._served(self._pods.items()).values()
             self._open(gates.overdue(served, now, self._settings.longest_s), in_line=True)
             raise
+        for about, said in (*self._claiming.notes(), *self._grouping.notes()):
+            self._note(about, said)
         if has_counted := self._limiting.is_due(looked.limited, now):
             self._limiting.look(looked.runs, looked.limited, now)
         self._open([*looked.overdue(now), *self._strays(looked, now)], in_line=True)

@@ -21,14 +21,13 @@ import msgspec
 
 from egs_core.flavor_names import flavor_of_product
 from egs_core.kubernetes.objects import Object, items, number, part, quantity, text
-from egs_core.kubernetes.pods import Device, Facts
+from egs_core.kubernetes.pods import Device, Facts, Node
 from egs_core.kubernetes.selectors import Quantity, is_selected, version_of
+from egs_core.kubernetes.texts import kept
 
 OF_GPUS = "gpu."
 PRODUCTS = ("productName", "model", "product")
 """Attributes that name what a device is, by driver."""
-PLUGIN = "gpu"
-"""In the place of a flavor, of GPUs that a device plugin offers: it says nothing more of them."""
 FOR_LIMIT = "resource.kubernetes.io/extended-resource-claim"
 """Annotation of a claim that the scheduler made for a limit of a resource that a class stands for."""
 ALL = 0
@@ -55,8 +54,8 @@ class DeviceClass(msgspec.Struct, frozen=True):
 
 
 class Tier(msgspec.Struct, frozen=True):
-    """So many devices that all of these selectors take, ALL: as many as the node has; or, without any selectors, of a
-    device plugin under that resource."""
+    """So many devices that all of these selectors take, ALL: as many as the node has; or, without any selectors, so
+    many of that resource of a device plugin, whose flavor is its name."""
 
     count: int
     selectors: tuple[str, ...] = ()
@@ -265,16 +264,42 @@ def limit_as_ask(resource: str, count: int, classes: Iterable[DeviceClass]) -> A
     return (Tier(count, resource=resource), *theirs)
 
 
-def said(asks: Iterable[Ask]) -> list[list[dict[str, Any]]]:
-    """As JSON has it, for `Pod.where`; `asked` reads it again."""
-    return [[msgspec.to_builtins(tier) for tier in ask] for ask in asks]
+def apart(asks: Sequence[Ask], there: Sequence[Device]) -> tuple[list[Ask], list[Ask]]:
+    """Requests that count together, those of which some device may be the first one's, too; and those of other kinds,
+    beside which. there: devices of all nodes."""
+    first, *others = asks
+    kinds = _kinds(first, there) if others else set()
+    together = [first, *(ask for ask in others if kinds & _kinds(ask, there))]
+    return together, [ask for ask in others if ask not in together]
 
 
-@lru_cache(maxsize=4096)
+def _kinds(ask: Ask, there: Sequence[Device]) -> set[str]:
+    found = {tier.resource for tier in ask if tier.resource}
+    return found | {one.flavor for one in there if any(takes(tier, one) or stands_for(tier, one) for tier in ask)}
+
+
+def said(together: Iterable[Ask], beside: Iterable[Ask]) -> dict[str, list[list[dict[str, Any]]]]:
+    """As JSON has it, for `Pod.where`; `asked` and `asked_beside` read it again."""
+    found = {"devices": together, "beside": beside}
+    listed = {key: [[msgspec.to_builtins(tier) for tier in ask] for ask in asks] for key, asks in found.items()}
+    return {key: asks for key, asks in listed.items() if asks}
+
+
 def asked(where: str) -> tuple[Ask, ...]:
-    """What `Pod.where` says of devices."""
-    found = json.loads(where).get("devices", ()) if '"devices"' in where else ()
-    return msgspec.convert(found, tuple[Ask, ...])
+    """What `Pod.where` says of devices: those that count."""
+    return _asked(where)[0]
+
+
+def asked_beside(where: str) -> tuple[Ask, ...]:
+    """The same, of other kinds: a node has to offer them, too."""
+    return _asked(where)[1]
+
+
+@kept
+def _asked(where: str) -> tuple[tuple[Ask, ...], tuple[Ask, ...]]:
+    found = json.loads(where) if '"devices"' in where else {}
+    first, beside = (msgspec.convert(found.get(key, ()), tuple[Ask, ...]) for key in ("devices", "beside"))
+    return first, beside
 
 
 def takes(tier: Tier, device: Device) -> bool:
@@ -300,6 +325,15 @@ def _tolerates(tier: Tier, taint: tuple[str, str, str]) -> bool:
     )
 
 
+def stands_for(tier: Tier, device: Device) -> bool:
+    """Whether a driver's device is of what a plugin's resource names, where both speak of the same node: by the domain
+    of their vendor, and by the profile of a slice. Then it is one device, and who asks either of them may get it."""
+    domain, _, name = tier.resource.rpartition("/")
+    driver = device.facts.driver
+    profile = str(device.facts.attributes.get(driver, {}).get("profile", "")).replace("+", ".")
+    return f".{driver}".endswith(f".{domain}") and name == (f"mig-{profile}" if profile else "gpu")
+
+
 def with_numbers(ask: Ask, offered: Iterable[Sequence[Device]]) -> Ask | None:
     """A request with the number of devices that ALL means: as many as each node has that has any. None where nodes have
     different numbers: what is asked for is known when a node is chosen. offered: devices, a node each."""
@@ -319,17 +353,23 @@ def count(asks: Iterable[Ask]) -> int:
     return sum(ask[0].count for ask in asks)
 
 
-def flavors_for(asks: Iterable[Ask], devices: Sequence[Device], plugin: int) -> tuple[str, ...]:
+def flavors_for(asks: Iterable[Ask], node: Node) -> tuple[str, ...]:
     """Flavors of those of a node's devices of which each request may have some; none where one of them may have
-    none. Tiers of more devices than the first are the scheduler's to choose. plugin: GPUs of a device plugin."""
+    none. Tiers of more devices than the first are the scheduler's to choose."""
     found: set[str] = set()
     for ask in asks:
-        own: set[str] = set()
-        for tier in ask:
-            if tier.count <= ask[0].count:
-                own |= {one.flavor for one in devices if one.flavor not in own and takes(tier, one)}
-                own |= {PLUGIN} if tier.resource and plugin else set()
+        own = set[str]().union(*(_flavors(tier, node) for tier in ask if tier.count <= ask[0].count))
         if not own:
             return ()
         found |= own
     return tuple(sorted(found))
+
+
+def _flavors(tier: Tier, node: Node) -> set[str]:
+    if not tier.resource:
+        return {one.flavor for one in node.devices if takes(tier, one)}
+    offered = dict(node.resources)
+    if tier.resource not in offered:
+        return set()
+    own = {tier.resource} if offered[tier.resource] else set[str]()
+    return own | {one.flavor for one in node.devices if stands_for(tier, one)}

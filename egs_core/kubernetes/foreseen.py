@@ -18,7 +18,8 @@ import msgspec
 
 from egs_core.graph.columns import Shape
 from egs_core.kubernetes import places
-from egs_core.kubernetes.pods import Node, Pod
+from egs_core.kubernetes.amounts import Amounts, covers, had_by, less, more, taken_on
+from egs_core.kubernetes.pods import Counts, Node, Pod
 from egs_core.kubernetes.readings import Reading
 from egs_core.site import PRIOR_S
 from egs_core.time_estimates import remaining
@@ -29,8 +30,6 @@ SAME_S, SAME_SHARE = 5.0, 0.1
 """Nodes on which something starts that much later than on the first are as good: then it stays where it was seen last,
 or goes where its images are."""
 NEVER = float("inf")
-Need = tuple[int, int, int]
-"""CPUs and GPUs in thousandths, bytes of memory."""
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -44,8 +43,8 @@ class Owner(msgspec.Struct, frozen=True):
 
 class Wanted(msgspec.Struct, frozen=True):
     """What will start: a pod that is there or one to come. where: as `Pod.where`; takes_s: None: not known; ready_at:
-    not before this moment; images, reading: none where nothing is to be done for it, and it only takes its room. gpu:
-    the name of its GPUs' resource; is_seen: a scheduler knows of it already."""
+    not before this moment; images, reading: none where nothing is to be done for it, and it only takes its room.
+    devices: as of `Pod`; is_seen: a scheduler knows of it already."""
 
     owner: Owner
     namespace: str
@@ -55,7 +54,7 @@ class Wanted(msgspec.Struct, frozen=True):
     ready_at: float = 0.0
     images: tuple[str, ...] = ()
     pull_secrets: tuple[str, ...] = ()
-    gpu: str = ""
+    devices: Counts = ()
     is_seen: bool = False
     reading: Reading | None = None
 
@@ -106,14 +105,15 @@ def placed(
     rooms = {node.name: _Room(node) for node in nodes if node.is_open}
     for pod in pods:
         if pod.holds and pod.node in rooms:
-            rooms[pod.node].hold(_need(pod.shape), end_of(pod, now))
+            room = rooms[pod.node]
+            room.hold(room.need(pod.shape, pod.devices), end_of(pod, now))
     fitting: dict[str, list[_Room]] = {}
     found: list[tuple[Wanted, Start | None]] = []
     for one in wanted:
         if one.where not in fitting:
             fitting[one.where] = [room for room in rooms.values() if places.allows(one.where, room.node)]
-        need = _need(one.shape)
-        firsts = [(max(room.first(need, until), one.ready_at, now), room) for room in fitting[one.where]]
+        ask, rooms_of = (one.shape, one.devices), fitting[one.where]
+        firsts = [(max(room.first(room.need(*ask), until), one.ready_at, now), room) for room in rooms_of]
         soonest = min((at for at, _ in firsts), default=NEVER)
         if soonest > until:
             found.append((one, None))
@@ -123,7 +123,7 @@ def placed(
             ((at, room) for at, room in firsts if at <= latest),
             key=lambda pair: (*pair[1].lacks(one, had or {}), pair[0], pair[1].node.name),
         )
-        room.take(need, at, at + (PRIOR_S if one.takes_s is None else one.takes_s))
+        room.take(room.need(*ask), at, at + (PRIOR_S if one.takes_s is None else one.takes_s))
         found.append((one, Start(one, room.node.name, at)))
     return found
 
@@ -149,44 +149,51 @@ class _Room:
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self._free: Need = (node.cpu_milli, 1000 * node.gpus, node.memory_bytes)
-        self._ends: list[tuple[float, Need]] = []
-        self._firsts: dict[Need, float] = {}
+        self._free = had_by(node)
+        self._ends: list[tuple[float, Amounts]] = []
+        self._firsts: dict[Amounts, float] = {}
+        self._needs: dict[tuple[Shape, Counts], Amounts] = {}
 
-    def hold(self, need: Need, until: float) -> None:
-        self._free = _less(self._free, need)
+    def need(self, shape: Shape, devices: Counts) -> Amounts:
+        found = self._needs.get((shape, devices))
+        if found is None:
+            found = self._needs[shape, devices] = taken_on(self.node, shape, devices)
+        return found
+
+    def hold(self, need: Amounts, until: float) -> None:
+        self._free = less(self._free, need)
         if until < NEVER:
             self._ends.append((until, need))
 
-    def first(self, need: Need, until: float) -> float:
+    def first(self, need: Amounts, until: float) -> float:
         """The first moment from which there is room for that, 0: there is; NEVER: not before `until`. Kept until it
         changes."""
         if need not in self._firsts:
             self._firsts[need] = self._first(need, until)
         return self._firsts[need]
 
-    def _first(self, need: Need, until: float) -> float:
+    def _first(self, need: Amounts, until: float) -> float:
         free, at = self._free, 0.0
-        for end, freed in [] if _covers(free, need) else sorted(self._ends):
-            if end > until or _covers(free, need):
+        for end, freed in [] if covers(free, need) else sorted(self._ends):
+            if end > until or covers(free, need):
                 break
-            free, at = _more(free, freed), end
-        return at if _covers(free, need) else NEVER
+            free, at = more(free, freed), end
+        return at if covers(free, need) else NEVER
 
-    def take(self, need: Need, at: float, until: float) -> None:
+    def take(self, need: Amounts, at: float, until: float) -> None:
         """From that moment on: what has ended by then is free, and what is left of it is so for the next."""
         for end, freed in self._ends:
             if end <= at:
-                self._free = _more(self._free, freed)
+                self._free = more(self._free, freed)
         self._ends = [one for one in self._ends if one[0] > at]
         self._firsts.clear()
         self.hold(need, until)
 
     def lacks(self, wanted: Wanted, had: Mapping[str, Collection[str]]) -> tuple[bool, bool]:
         """Any of its images; and what it reads."""
-        more = had.get(self.node.name, ())
-        has_all = all(image in self.node.images or image in more for image in wanted.images)
-        return not has_all, wanted.reading is not None and wanted.reading.key not in more
+        coming = had.get(self.node.name, ())
+        has_all = all(image in self.node.images or image in coming for image in wanted.images)
+        return not has_all, wanted.reading is not None and wanted.reading.key not in coming
 
 
 def _wanted(pod: Pod) -> Wanted:
@@ -199,21 +206,6 @@ def _wanted(pod: Pod) -> Wanted:
         pod.predicted_s,
         images=pod.images,
         pull_secrets=pod.pull_secrets,
+        devices=pod.devices,
         reading=pod.reading,
     )
-
-
-def _need(shape: Shape) -> Need:
-    return shape.cpu_milli, shape.gpu_milli, shape.memory_bytes
-
-
-def _covers(free: Need, need: Need) -> bool:
-    return free[0] >= need[0] and free[1] >= need[1] and free[2] >= need[2]
-
-
-def _less(one: Need, other: Need) -> Need:
-    return one[0] - other[0], one[1] - other[1], one[2] - other[2]
-
-
-def _more(one: Need, other: Need) -> Need:
-    return one[0] + other[0], one[1] + other[1], one[2] + other[2]

@@ -119,7 +119,7 @@ class Limiting:
             self._uses.setdefault((run, ""), _Use()).add(pod, pod.limits.run, now)
             if pod.stage:
                 self._uses.setdefault((run, pod.stage), _Use()).add(pod, pod.limits.stage, now)
-            if pod.phase == "Failed" and pod.shape.gpu_milli:
+            if pod.phase == "Failed" and pod.gpus:
                 key = task_key(pod)
                 self._failed_s[key] = self._failed_s.get(key, 0.0) + gpu_s(pod, now)
 
@@ -146,7 +146,7 @@ class Limiting:
                     yield f"{pod.namespace}/{pod.name}: {pod.limits.fault}"
 
     def _bounds(self, pod: Pod, now: float) -> Iterator[_Bound]:
-        own, gpus = pod.limits.own, pod.shape.gpu_milli / 1000
+        own, gpus = pod.limits.own, pod.gpus
         site_s = self._rules.gpu_s if gpus else self._rules.cpu_s
         if own.max_runtime_s is not None:
             yield _Bound(own.max_runtime_s, "max_runtime of its task")
@@ -162,7 +162,7 @@ class Limiting:
 
 
 def _together(pod: Pod, use: _Use, what: str, now: float) -> Iterator[_Bound]:
-    begun, limits, gpus = pod.started or now, use.limits, pod.shape.gpu_milli / 1000
+    begun, limits, gpus = pod.started or now, use.limits, pod.gpus
     if limits.max_runtime_s is not None:
         yield _Bound((use.first or begun) + limits.max_runtime_s - begun, f"max_runtime of its {what}")
     if limits.max_gpu_s is not None:
@@ -177,7 +177,7 @@ def gpu_s(pod: Pod, now: float) -> float:
     """The GPU time that a pod has held by now: it has its GPUs from its place on its node to its end."""
     if not pod.started:
         return 0.0
-    return pod.shape.gpu_milli / 1000 * max(0.0, (pod.ended or now) - pod.started)
+    return pod.gpus * max(0.0, (pod.ended or now) - pod.started)
 
 
 def task_key(pod: Pod) -> TaskKey:

@@ -27,8 +27,9 @@ import msgspec
 
 from egs_core.graph.columns import Shape
 from egs_core.kubernetes import names, places
+from egs_core.kubernetes.amounts import covers, had_by, less, taken_on
 from egs_core.kubernetes.foreseen import NEVER, Start, Wanted, is_opened, placed, waiting
-from egs_core.kubernetes.pods import GPU_RESOURCE, Node, Pod
+from egs_core.kubernetes.pods import Counts, Node, Pod
 from egs_core.kubernetes.preloads import CONFINED, NO_SIDECAR, without_rights
 
 NODE_S = 180.0
@@ -50,17 +51,17 @@ _PREFIX = "egs-placeholder-"
 
 
 class Place(msgspec.Struct, frozen=True):
-    """What a placeholder asks for. where: as `Pod.where`; gpu: the name of the resource, where the shape has any."""
+    """What a placeholder asks for. where: as `Pod.where`; devices: by the resources of their plugins."""
 
     shape: Shape
     where: str = ""
-    gpu: str = ""
+    devices: Counts = ()
 
     @property
     def key(self) -> str:
         """The same for equal ones, and in their placeholders' names."""
-        amounts = (self.shape.cpu_milli, self.shape.gpu_milli, self.shape.memory_bytes)
-        return hashlib.sha256(json.dumps([amounts, self.where, self.gpu]).encode()).hexdigest()[:12]
+        asked = self.shape.cpu_milli, self.shape.memory_bytes, self.devices, self.where
+        return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:12]
 
 
 class Steps(msgspec.Struct, frozen=True):
@@ -123,7 +124,7 @@ def to_stand_for(pods: Mapping[str, Pod], order: Sequence[str], to_come: Iterabl
         if pod.claimed:
             continue  # a placeholder claims nothing
         takes_s = STAYS_S if pod.gang else one.takes_s
-        found.append(msgspec.structs.replace(one, takes_s=takes_s, gpu=pod.gpu, is_seen=is_opened(pod)))
+        found.append(msgspec.structs.replace(one, takes_s=takes_s, is_seen=is_opened(pod)))
     return [*found, *to_come]
 
 
@@ -146,8 +147,7 @@ def hosts_of(place: Place, nodes: Iterable[Node]) -> tuple[str, ...]:
     found = (
         dict(node.labels).get(HOST, "")
         for node in nodes
-        if _covers(Shape(node.cpu_milli, 1000 * node.gpus, node.memory_bytes), place.shape)
-        and places.allows(place.where, node)
+        if covers(had_by(node), taken_on(node, place.shape, place.devices)) and places.allows(place.where, node)
     )
     return tuple(sorted(set(found) - {""})[:MOST_HOSTS])
 
@@ -155,8 +155,7 @@ def hosts_of(place: Place, nodes: Iterable[Node]) -> tuple[str, ...]:
 def made(name: str, place: Place, namespace: str, image: str, not_on: Sequence[str] = ()) -> dict[str, Any]:
     """The pod. The scheduler places it as it would what it stands for, but on none of these hosts."""
     asked = {"cpu": f"{place.shape.cpu_milli}m", "memory": str(place.shape.memory_bytes)}
-    if place.shape.gpu_milli:
-        asked[place.gpu or GPU_RESOURCE] = str(place.shape.gpu_milli // 1000)
+    asked |= {name: str(count) for name, count in place.devices}
     stated = json.loads(place.where) if place.where else {}
     spec: dict[str, Any] = {
         **without_rights(names.PLACEHOLDER_CLASS, LIFE_S),
@@ -208,13 +207,13 @@ def _take(lacking: list[tuple[Place, float]], one: Wanted, at: float, until: flo
     fitting = [
         (free_at, number)
         for number, (place, free_at) in enumerate(lacking)
-        if (place.where, place.gpu) == (one.where, one.gpu) and _covers(place.shape, one.shape)
+        if place.where == one.where and _would_do(place, one)
     ]
     free_at, number = min(fitting, default=(NEVER, -1))
     if free_at <= until:
         lacking[number] = lacking[number][0], max(free_at, at) + takes_s
     else:
-        lacking.append((Place(one.shape, one.where, one.gpu), at + takes_s))
+        lacking.append((Place(one.shape, one.where, one.devices), at + takes_s))
 
 
 def _kept(
@@ -222,32 +221,30 @@ def _kept(
 ) -> list[Pod]:
     """Those on a node where something is to start later, as far as they leave room for what starts there now."""
     found = list(bound)
-    room = {one.name: Shape(one.cpu_milli, 1000 * one.gpus, one.memory_bytes) for one in nodes}
+    there = {one.name: one for one in nodes}
+    room = {one.name: had_by(one) for one in nodes}
     later = {start.node for start in starts if start.at > now + SOON_S}
-    held = [(pod.node, pod.shape) for pod in pods if pod.holds]
-    held += [(start.node, start.wanted.shape) for start in starts if start.at <= now + SOON_S]
-    for node, shape in held if found else ():
-        if node in room:
-            room[node] = _less(room[node], shape)
+    held = [(pod.node, pod.shape, pod.devices) for pod in pods if pod.holds]
+    held += [(start.node, start.wanted.shape, start.wanted.devices) for start in starts if start.at <= now + SOON_S]
+    for name, shape, devices in held if found else ():
+        if name in room:
+            room[name] = less(room[name], taken_on(there[name], shape, devices))
     kept = []
     for one in found:
-        if one.node in later and _covers(room.get(one.node, Shape(0)), one.shape):
-            room[one.node] = _less(room[one.node], one.shape)
-            kept.append(one)
+        if one.node in later and one.node in room:
+            need = taken_on(there[one.node], one.shape, one.devices)
+            if covers(room[one.node], need):
+                room[one.node] = less(room[one.node], need)
+                kept.append(one)
     return kept
 
 
-def _covers(shape: Shape, other: Shape) -> bool:
+def _would_do(place: Place, one: Wanted) -> bool:
+    """For who wants the same kinds and no more of each."""
+    has, wants = dict(place.devices), dict(one.devices)
     return (
-        shape.cpu_milli >= other.cpu_milli
-        and shape.gpu_milli >= other.gpu_milli
-        and shape.memory_bytes >= other.memory_bytes
-    )
-
-
-def _less(shape: Shape, other: Shape) -> Shape:
-    return Shape(
-        shape.cpu_milli - other.cpu_milli,
-        shape.gpu_milli - other.gpu_milli,
-        shape.memory_bytes - other.memory_bytes,
+        has.keys() == wants.keys()
+        and all(has[name] >= count for name, count in wants.items())
+        and place.shape.cpu_milli >= one.shape.cpu_milli
+        and place.shape.memory_bytes >= one.shape.memory_bytes
     )

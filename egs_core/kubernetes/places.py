@@ -1,34 +1,26 @@
 """On which nodes a pod may run, and nodes of one kind as a flavor for the engine.
 
 Only labels that some pod's demands name tell nodes apart: others, such as a node's own name, would make each a kind. So
-do devices that drivers offer (DRA): a kind has what some pod's request would take.
+do devices, where the cluster has several kinds of them: a kind of nodes has what some pod's request would take.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import lru_cache
-from typing import Any, TypeVar
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 import msgspec
 
-from egs_core.kubernetes.devices import PLUGIN, Tier, asked, flavors_for
+from egs_core.kubernetes.devices import Tier, asked, asked_beside, flavors_for
 from egs_core.kubernetes.pods import Node, Pod
+from egs_core.kubernetes.texts import kept
 
 NAME_FIELD = "metadata.name"
-KEPT, KEPT_LENGTH = 16_384, 4096
-"""So many different texts of what pods say of nodes are read once only, but longer ones each time."""
-Value = TypeVar("Value")
 Key = str | Tier
 """By which nodes are told apart: a label, or what a request would take of their devices."""
-
-
-def _kept(made: Callable[[str], Value]) -> Callable[[str], Value]:
-    """What is made of a text, made once as long as that is short: texts are anybody's to write."""
-    cached = lru_cache(maxsize=KEPT)(made)
-    return lambda text: (cached if len(text) <= KEPT_LENGTH else made)(text)
 
 
 def keys_of(wheres: Iterable[str]) -> frozenset[Key]:
@@ -36,18 +28,19 @@ def keys_of(wheres: Iterable[str]) -> frozenset[Key]:
     return frozenset[Key]().union(*map(_keys_of, wheres))
 
 
-@_kept
+@kept
 def _keys_of(where: str) -> frozenset[Key]:
     stated = _stated(where)
     found: set[Key] = {*stated.get("select", ())}
     for term in stated.get("terms", ()):
         found.update(str(one.get("key")) for one in term.get("matchExpressions") or ())
         found.update(str(one.get("key")) for one in term.get("matchFields") or ())
-    found.update(msgspec.structs.replace(tier, count=1) for ask in asked(where) for tier in ask)
+    asks = *asked(where), *asked_beside(where)
+    found.update(msgspec.structs.replace(tier, count=1) for ask in asks for tier in ask)
     return frozenset(found)
 
 
-@_kept
+@kept
 def _stated(where: str) -> Mapping[str, Any]:
     """What `Pod.where` says; nobody changes it."""
     found: Mapping[str, Any] = json.loads(where) if where else {}
@@ -64,7 +57,7 @@ def flavor_of(node: Node, keys: Collection[Key]) -> str:
     """The kind of a node, as far as demands that name these keys can tell."""
     stated: list[Any] = [(key, value) for key, value in _labels(node).items() if key in keys]
     tiers = [key for key in keys if isinstance(key, Tier)]
-    took = {repr(tier): flavors_for([(tier,)], node.devices, node.plugin_gpus) for tier in tiers}
+    took = {repr(tier): flavors_for([(tier,)], node) for tier in tiers}
     stated += [(text, flavors) for text, flavors in took.items() if flavors]
     text = json.dumps([sorted(stated), node.taints])
     return hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -73,7 +66,7 @@ def flavor_of(node: Node, keys: Collection[Key]) -> str:
 def said(node: Node, key: Key) -> object:
     """What a key says of a node: nodes of which all keys say the same are of one kind, but for their taints."""
     if isinstance(key, Tier):
-        return flavors_for([(key,)], node.devices, node.plugin_gpus)
+        return flavors_for([(key,)], node)
     return _labels(node).get(key)
 
 
@@ -102,9 +95,8 @@ def names_for(where: str, kind: str, node: Node) -> tuple[str, ...]:
 
 
 def flavors_of(where: str, node: Node) -> tuple[str, ...]:
-    """Of those of a node's devices that such a pod may have; none where it asks for none, or no driver offers any."""
-    asks = asked(where) if node.devices else ()
-    return flavors_for(asks, node.devices, node.plugin_gpus)
+    """Of those of a node's devices that such a pod may have; none where it asks for none, or all are of one kind."""
+    return flavors_for(asked(where), node) if node.is_apart else ()
 
 
 def device_name(kind: str, flavor: str) -> str:
@@ -118,20 +110,22 @@ def kind_of(name: str) -> str:
 
 
 def device_names(kind: str, node: Node) -> tuple[str, ...]:
-    """Of each of a node's GPUs, those of a device plugin first; none where no driver offers any."""
-    names = [PLUGIN] * node.plugin_gpus + [device.flavor for device in node.devices]
-    return tuple(device_name(kind, name) for name in names) if node.devices else ()
+    """Of each of a node's GPUs; none where all are of one kind."""
+    return tuple(device_name(kind, flavor) for flavor in node.flavors) if node.is_apart else ()
 
 
 def allows(where: str, node: Node) -> bool:
-    """Whether selector, required affinity and tolerations of a pod let it onto the node."""
+    """Whether selector, required affinity and tolerations of a pod let it onto the node, and that offers devices of all
+    kinds that it asks for."""
     stated, labels = _stated(where), _labels(node)
     if any(labels.get(key) != str(value) for key, value in stated.get("select", {}).items()):
         return False
     terms = stated.get("terms")
     if terms and not any(_is_met(term, labels) for term in terms):
         return False
-    if (asks := asked(where)) and not flavors_for(asks, node.devices, node.plugin_gpus):
+    if (asks := asked(where)) and not flavors_for(asks, node):
+        return False
+    if not all(flavors_for([ask], node) for ask in asked_beside(where)):
         return False
     return all(any(tolerates(one, taint) for one in stated.get("tolerate", ())) for taint in node.taints)
 
@@ -142,19 +136,21 @@ def may_ever_run(pod: Pod, nodes: Iterable[Node]) -> bool:
     return any(
         node.is_open
         and need.cpu_milli <= node.cpu_milli
-        and need.gpu_milli <= 1000 * _gpus_for(pod.where, node)
+        and _has_devices_for(pod, node)
         and need.memory_bytes <= node.memory_bytes
         and allows(pod.where, node)
         for node in nodes
     )
 
 
-def _gpus_for(where: str, node: Node) -> int:
-    """How many of its GPUs such a pod may have."""
-    if not node.devices:
-        return node.gpus
-    may = flavors_of(where, node)
-    return node.plugin_gpus * (PLUGIN in may) + sum(device.flavor in may for device in node.devices)
+def _has_devices_for(pod: Pod, node: Node) -> bool:
+    """As many of each kind as it asks for."""
+    if not node.is_apart:
+        return pod.shape.gpu_milli <= 1000 * node.gpus
+    there = Counter(node.flavors)
+    needs = [(flavors_of(pod.where, node), pod.shape.gpu_milli // 1000)]
+    needs += [(flavors_for([ask], node), ask[0].count) for ask in asked_beside(pod.where)]
+    return all(count <= sum(there[flavor] for flavor in may) for may, count in needs)
 
 
 def _labels(node: Node) -> dict[str, str]:

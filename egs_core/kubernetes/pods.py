@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from egs_core.flavor_names import is_gpu_resource
 from egs_core.graph.columns import Shape
 from egs_core.kubernetes import names
 from egs_core.kubernetes.makers import NOBODY, Maker, maker_of
@@ -27,10 +28,12 @@ from egs_core.kubernetes.objects import (
 from egs_core.kubernetes.readings import Reading
 from egs_core.kubernetes.stated import NOTHING, Stated, stated_of
 
+Counts = tuple[tuple[str, int], ...]
+"""How many of each resource, by its name."""
+OF_DRIVERS = ""
+"""In the place of a resource's name: devices that are claimed (DRA)."""
 OVER = ("Succeeded", "Failed")
 MOST_PRIORITY = 499
-GPU_RESOURCE = "nvidia.com/gpu"
-"""Of GPUs, where nothing names another one."""
 
 
 class Facts(msgspec.Struct, frozen=True, eq=False):
@@ -64,12 +67,13 @@ class Pod(msgspec.Struct, frozen=True):
     again; index: of that. may_restart: for all that is known of it. paused: what was paused with it, since when and
     by whom; is_paused: it is, or its stage or run is (`with_pauses`); resumed_at: when that was taken back. images,
     pull_secrets: what its containers are made of, and with whose rights that is pulled (`images.pod_with_images`
-    alone); reading: what its task reads when it begins (`readers` alone). gpu: the name of its GPUs' resource, ""
-    without; is_placeholder: by its label and its class, it stands for others. refusal: the scheduler has no node for
-    it, the words it says that in. claims: names of its ResourceClaims; lacks_claims: some of them are not made yet;
-    claimed: how many devices it asks for by them (`claiming` alone). maker: what made it, which may say its gang
-    (`grouping`). has_task: its task is called the same in all runs; learned_from: so many pods of earlier runs say how
-    long it takes, 0: its labels do (`learned.as_learned` alone)."""
+    alone); reading: what its task reads when it begins (`readers` alone). resources: GPUs and parts of them that it
+    asks device plugins for; is_placeholder: by its label and its class, it stands for others. refusal: the scheduler
+    has no node for it, the words it says that in. claims: names of its ResourceClaims; lacks_claims: some of them are
+    not made yet; claimed: how many devices it asks for by them. Of several kinds `shape` has the GPUs of the first
+    alone (claimed and that: `claiming` alone). maker: what made it, which may say its gang (`grouping`). has_task: its
+    task is called the same in all runs; learned_from: so many pods of earlier runs say how long it takes, 0: its labels
+    do (`learned.as_learned` alone)."""
 
     uid: str
     name: str
@@ -115,7 +119,7 @@ class Pod(msgspec.Struct, frozen=True):
     images: tuple[str, ...] = ()
     pull_secrets: tuple[str, ...] = ()
     reading: Reading | None = None
-    gpu: str = ""
+    resources: Counts = ()
     is_placeholder: bool = False
     refusal: str = ""
     claims: tuple[str, ...] = ()
@@ -139,6 +143,16 @@ class Pod(msgspec.Struct, frozen=True):
         return bool(self.run)
 
     @property
+    def devices(self) -> Counts:
+        """Of all kinds that it asks for."""
+        return ((OF_DRIVERS, self.claimed), *self.resources) if self.claimed else self.resources
+
+    @property
+    def gpus(self) -> int:
+        """How many these are."""
+        return sum(count for _, count in self.devices)
+
+    @property
     def rank(self) -> int:
         """What the user says of its importance: the priority class first, which the scheduler goes by too."""
         own = max(-MOST_PRIORITY, min(MOST_PRIORITY, self.own_priority))
@@ -147,13 +161,14 @@ class Pod(msgspec.Struct, frozen=True):
 
 class Node(msgspec.Struct, frozen=True):
     """One node: what pods may ask for, its labels, the taints that keep pods off, and whether it takes new ones.
-    images: those that it has, as far as it lists them (`images.node_with_images` alone). devices: those of its GPUs
-    that a driver offers, like ones together; held: of each, uid of the pod that has it, "" of nobody known, None: it is
-    free (both `claiming` alone)."""
+    images: those that it has, as far as it lists them (`images.node_with_images` alone). resources: its GPUs and parts
+    of them that device plugins offer. devices: those that a driver offers, like ones together; held: of each, uid of
+    the pod that has it, "" of nobody known, None: it is free; is_apart: it is in a cluster with several kinds of GPUs,
+    so that each goes by its kind (the three `claiming` alone)."""
 
     name: str
     cpu_milli: int = 0
-    gpus: int = 0
+    resources: Counts = ()
     memory_bytes: int = 0
     labels: tuple[tuple[str, str], ...] = ()
     taints: tuple[tuple[str, str, str], ...] = ()
@@ -161,11 +176,17 @@ class Node(msgspec.Struct, frozen=True):
     images: frozenset[str] = frozenset()
     devices: tuple[Device, ...] = ()
     held: tuple[str | None, ...] = ()
+    is_apart: bool = False
 
     @property
-    def plugin_gpus(self) -> int:
-        """Its GPUs that a device plugin offers."""
-        return self.gpus - len(self.devices)
+    def gpus(self) -> int:
+        return len(self.devices) + sum(count for _, count in self.resources)
+
+    @property
+    def flavors(self) -> tuple[str, ...]:
+        """Of each GPU: the name of its resource, of a driver's its flavor."""
+        by_plugin = [name for name, count in self.resources for _ in range(count)]
+        return (*by_plugin, *(device.flavor for device in self.devices))
 
 
 def pod_of(raw: Object) -> Pod:
@@ -176,7 +197,7 @@ def pod_of(raw: Object) -> Pod:
     waits_at, _, waits = text(notes, names.WAITS).partition(" ")
     opened_at, _, opened_for = text(notes, names.OPENED).partition(" ")
     hints, deadline_s = hints_of(notes), number(spec.get("activeDeadlineSeconds"))
-    claims, maker = _claims(spec, status), maker_of(labels)
+    asked, claims, maker = asked_of(spec), _claims(spec, status), maker_of(labels)
     return Pod(
         uid=text(meta, "uid"),
         name=text(meta, "name"),
@@ -199,7 +220,7 @@ def pod_of(raw: Object) -> Pod:
         gang=text(labels, names.GANG),
         gang_size=int(number(notes.get(names.GANG_SIZE)) or 0),
         queue=text(labels, names.QUEUE),
-        shape=shape_of(spec),
+        shape=_shape(asked),
         where=_where(spec),
         workflow=text(labels, names.ARGO_RUN),
         argo_node=text(notes, names.ARGO_NODE),
@@ -215,7 +236,7 @@ def pod_of(raw: Object) -> Pod:
         index=text(notes, names.JOB_INDEX),
         paused=text(notes, names.PAUSED),
         resumed_at=seconds_of(notes.get(names.RESUMED)),
-        gpu=_gpu_of(spec),
+        resources=gpus_of(asked),
         is_placeholder=names.PLACEHOLDER in labels and text(spec, "priorityClassName") == names.PLACEHOLDER_CLASS,
         refusal=_refusal(status),
         claims=tuple(name for name in claims if name),
@@ -228,14 +249,14 @@ def pod_of(raw: Object) -> Pod:
 def node_of(raw: Object) -> Node:
     """A node as the API server has it. One that is not ready, or is cordoned, takes nothing new."""
     meta, spec, status = part(raw, "metadata"), part(raw, "spec"), part(raw, "status")
-    offered = part(status, "allocatable")
+    offered = {str(name): quantity(amount) for name, amount in part(status, "allocatable").items()}
     ready = [text(one, "status") for one in items(status, "conditions") if text(one, "type") == "Ready"]
     taints = [(text(t, "key"), text(t, "value"), text(t, "effect")) for t in items(spec, "taints")]
     return Node(
         name=text(meta, "name"),
-        cpu_milli=math.floor(1000 * quantity(offered.get("cpu"))),
-        gpus=_gpus(offered),
-        memory_bytes=math.floor(quantity(offered.get("memory"))),
+        cpu_milli=math.floor(1000 * offered.get("cpu", 0.0)),
+        resources=gpus_of(offered),
+        memory_bytes=math.floor(offered.get("memory", 0.0)),
         labels=tuple(sorted((str(key), str(value)) for key, value in part(meta, "labels").items())),
         taints=tuple(sorted(taint for taint in taints if taint[2] in ("NoSchedule", "NoExecute"))),
         is_open=not spec.get("unschedulable") and ready != ["False"] and ready != ["Unknown"],
@@ -302,46 +323,48 @@ def _ran_s(status: Object) -> float | None:
 
 
 def shape_of(spec: Object) -> Shape:
-    """What it asks the scheduler for: containers together, or the largest of those before them; and its overhead."""
-    found = [0.0, 0.0, 0.0]
-    inits = []
+    """What it asks the scheduler for."""
+    return _shape(asked_of(spec))
+
+
+def _shape(asked: Mapping[str, float]) -> Shape:
+    cpu_milli, gpus = math.ceil(1000 * asked.get("cpu", 0.0) - 1e-6), sum(count for _, count in gpus_of(asked))
+    return Shape(cpu_milli, 1000 * gpus, math.ceil(asked.get("memory", 0.0)))
+
+
+def gpus_of(amounts: Mapping[str, float]) -> Counts:
+    """Of amounts by resource those of GPUs and parts of them, by name."""
+    found = ((name, math.ceil(amount)) for name, amount in amounts.items() if is_gpu_resource(name))
+    return tuple(sorted((name, count) for name, count in found if count))
+
+
+def asked_of(spec: Object) -> dict[str, float]:
+    """What it asks the scheduler for, by resource: containers together, or the most that is needed before them; and its
+    overhead."""
+    found: dict[str, float] = {}
+    before: list[dict[str, float]] = []
     for one in items(spec, "initContainers"):
         if one.get("restartPolicy") == "Always":
-            found = [a + b for a, b in zip(found, _asked(one), strict=True)]
+            found = _sum(found, _requests(one))
         else:
-            inits.append([a + b for a, b in zip(found, _asked(one), strict=True)])
+            before.append(_sum(found, _requests(one)))
     for one in items(spec, "containers"):
-        found = [a + b for a, b in zip(found, _asked(one), strict=True)]
-    found = [max(column) for column in zip(found, *inits, strict=True)]
+        found = _sum(found, _requests(one))
+    for most in before:
+        found |= {name: max(amount, found.get(name, 0.0)) for name, amount in most.items()}
     # of the pod as a whole: it holds in the place of the sum; the API server has written what its limits mean for it
     stated = part(part(spec, "resources"), "requests")
-    cpus, gpus, memory = found
-    found = [quantity(stated.get("cpu", cpus)), gpus, quantity(stated.get("memory", memory))]
-    overhead = _amounts(part(spec, "overhead"))
-    cpus, gpus, memory = (a + b for a, b in zip(found, overhead, strict=True))
-    return Shape(math.ceil(1000 * cpus - 1e-6), 1000 * math.ceil(gpus), math.ceil(memory))
+    found |= {name: quantity(stated[name]) for name in ("cpu", "memory") if name in stated}
+    return _sum(found, part(spec, "overhead"))
 
 
-def _asked(container: Object) -> list[float]:
+def _requests(container: Object) -> Object:
     stated = part(container, "resources")
-    return _amounts({**part(stated, "limits"), **part(stated, "requests")})
+    return {**part(stated, "limits"), **part(stated, "requests")}
 
 
-def _amounts(resources: Object) -> list[float]:
-    return [quantity(resources.get("cpu")), float(_gpus(resources)), quantity(resources.get("memory"))]
-
-
-def _gpus(resources: Object) -> int:
-    """Whole devices, of any vendor; slices and claims are the scheduler's affair."""
-    return sum(math.ceil(quantity(amount)) for name, amount in resources.items() if str(name).endswith("/gpu"))
-
-
-def _gpu_of(spec: Object) -> str:
-    for one in items(spec, "containers"):
-        for name in part(part(one, "resources"), "limits"):
-            if str(name).endswith("/gpu"):
-                return str(name)
-    return ""
+def _sum(found: Mapping[str, float], more: Object) -> dict[str, float]:
+    return {**found, **{str(name): found.get(name, 0.0) + quantity(amount) for name, amount in more.items()}}
 
 
 def _claims(spec: Object, status: Object) -> list[str]:

@@ -46,10 +46,17 @@ def _of_pool(pool: ProfiledPool, nodes: Iterable[Node]) -> Iterable[str]:
         yield f"pool {pool.name}: no node has its labels {labels}: its pods wait until one has"
         return
     wanted = pool.gpus_per_node or int(pool.has_gpus)
-    if poor := [f"{node.name} {node.gpus}" for node in its if node.gpus < wanted]:
+    numbers = {node.name: _offered(pool, node) for node in its}
+    if poor := [f"{name} {number}" for name, number in numbers.items() if number < wanted]:
         yield f"pool {pool.name}: its nodes should offer {counted(wanted, 'GPU')} or more: {listed(poor, SHOWN)}"
     if kept := [told for node in its if (told := _kept_off(pool, node))]:
         yield f"pool {pool.name}: its tolerations leave taints that keep its pods off: {listed(kept, SHOWN)}"
+
+
+def _offered(pool: ProfiledPool, node: Node) -> int:
+    """GPUs by the pool's resource, and those of drivers, that a class may stand for."""
+    by_plugin = dict(node.resources).get(pool.resource, 0) if pool.resource else node.gpus - len(node.devices)
+    return by_plugin + len(node.devices)
 
 
 def _kept_off(pool: ProfiledPool, node: Node) -> str:

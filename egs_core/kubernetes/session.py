@@ -19,7 +19,7 @@ from egs_core.kubernetes import places
 from egs_core.kubernetes.compared import Compared, changed, move
 from egs_core.kubernetes.kinds import Kinds
 from egs_core.kubernetes.pods import Node, Pod
-from egs_core.kubernetes.room import room_of
+from egs_core.kubernetes.room import is_renumbered, room_of
 from egs_core.kubernetes.seen import (
     OVER,
     READY,
@@ -124,6 +124,9 @@ class ClusterSession:
         if not keys <= kinds.keys or self._tasks > max(MOST_TASKS, 4 * len(self._uids)):
             return every if len(every := keys | kinds.keys) <= MOST_KEYS else kinds.telling(heard.wheres, found)
         there = {node.name: node for node in found}
+        pairs = ((name, self._there.get(name), there.get(name)) for name in changed(self._there, there))
+        if any(is_renumbered(was, now, heard.on.get(name, {}).values()) for name, was, now in pairs):
+            return kinds.keys
         if any(kinds.told.values()) and any(self._is_elsewhere(pod, there) for pod in heard.news()):
             return kinds.keys
         return kinds.keys if kinds.mean_another(heard.wheres, heard.waiting & kinds.told.keys(), found) else None

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from egs_core.flavor_names import is_gpu_resource
 from egs_core.kubernetes import names
 from egs_core.kubernetes.images import full_name
 from egs_core.kubernetes.objects import Object, items, length_s, number, part, quantity, seconds_of, text
@@ -261,7 +262,7 @@ def _argument(value: str, arguments: Mapping[str, str]) -> Object:
 def _gpu(asked: Object) -> str:
     """Where it is no input of the pipeline."""
     found = text(asked, "resourceType") or text(asked, "type")
-    return found if found.endswith("/gpu") and "{{" not in found else ""
+    return found if is_gpu_resource(found) and "{{" not in found else ""
 
 
 def _gpus(asked: Object) -> float:

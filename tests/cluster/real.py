@@ -53,11 +53,11 @@ def has_account(cluster: Cluster, namespace: str) -> bool:
 
 
 class Site:
-    """A namespace of its own with a node of so many GPUs, what `egs kubernetes manifests` prints applied for it
-    alone. One at a time in a cluster: accounts, policies and the webhook are the cluster's, and who leaves takes them
-    from the other. A second one on this machine waits."""
+    """A namespace of its own with a node of so many GPUs and other resources, what `egs kubernetes manifests` prints
+    applied for it alone. One at a time in a cluster: accounts, policies and the webhook are the cluster's, and who
+    leaves takes them from the other. A second one on this machine waits."""
 
-    def __init__(self, folder: Path, gpus: int = 1, **more: Any) -> None:
+    def __init__(self, folder: Path, gpus: int = 1, offers: dict[str, int] | None = None, **more: Any) -> None:
         self.folder, self.admin = folder, Cluster(Path(FILE))
         self._alone = (Path(tempfile.gettempdir()) / f"egs-test-{urlsplit(self.admin.host).netloc}.lock").open("w")
         fcntl.flock(self._alone, fcntl.LOCK_EX)
@@ -66,11 +66,11 @@ class Site:
         self.admin.create(KINDS["Namespace"], {"metadata": {"name": self.name}})
         until(lambda: has_account(self.admin, self.name))
         self._nodes: list[str] = []
-        self.add_node(self.name, gpus)
+        self.add_node(self.name, gpus, offers)
 
-    def add_node(self, name: str, gpus: int) -> None:
+    def add_node(self, name: str, gpus: int, offers: dict[str, int] | None = None) -> None:
         """One more, on which its pods may run."""
-        made = node(name, gpus=gpus, labels={"egs-test": self.name})
+        made = node(name, gpus=gpus, offers=offers or {}, labels={"egs-test": self.name})
         self.admin.create(NODES, made)
         self._nodes.append(name)
         status = {**made["status"], "capacity": made["status"]["allocatable"]}

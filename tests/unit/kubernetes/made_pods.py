@@ -10,7 +10,7 @@ GATE = "egs.io/order"
 
 def pod(name: str, **stated: Any) -> dict[str, Any]:
     """A pod of EGS's, gated unless gate=False. labels, notes, spec, status: more of them; hints: as compilers write
-    them; asks: cpu, gpus, memory."""
+    them; cpu, gpus, and asks: of other resources."""
     labels = {"egs.io/workload": "w", "egs.io/run": stated.get("run", "r"), "egs.io/task": name}
     labels |= {f"egs.io/{key}": str(stated[key]) for key in ("rank", "gang") if key in stated}
     if "predicted" in stated:
@@ -18,6 +18,7 @@ def pod(name: str, **stated: Any) -> dict[str, Any]:
     limits = {"cpu": str(stated.get("cpu", 1))}
     if stated.get("gpus"):
         limits["nvidia.com/gpu"] = str(stated["gpus"])
+    limits |= {name: str(count) for name, count in stated.get("asks", {}).items()}
     spec: dict[str, Any] = {"containers": [{"name": "main", "image": "image:1", "resources": {"limits": limits}}]}
     if stated.get("gate", True):
         spec["schedulingGates"] = [{"name": GATE}]
@@ -34,8 +35,9 @@ def pod(name: str, **stated: Any) -> dict[str, Any]:
 
 
 def node(name: str, cpu: int = 8, gpus: int = 0, **stated: Any) -> dict[str, Any]:
-    """A node that is ready."""
+    """A node that is ready. offers: of other resources."""
     offered = {"cpu": str(cpu), "memory": "64Gi", "pods": "110"} | ({"nvidia.com/gpu": str(gpus)} if gpus else {})
+    offered |= {resource: str(count) for resource, count in stated.get("offers", {}).items()}
     status = {"allocatable": offered, "conditions": [{"type": "Ready", "status": "True"}]}
     meta = {"name": name, "labels": {"kubernetes.io/hostname": name} | stated.get("labels", {})}
     return {"apiVersion": "v1", "kind": "Node", "metadata": meta, "spec": stated.get("spec", {}), "status": status}

@@ -17,9 +17,9 @@ from tests.unit.kubernetes.judged import Judge, judge
 WHERE = '{"select": {"a": "b"}, "terms": [{"matchExpressions": []}], "tolerate": [{"operator": "Exists"}]}'
 
 
-def placeholder(namespace: str = names.SYSTEM, where: str = WHERE) -> dict[str, Any]:
+def placeholder(namespace: str = names.SYSTEM, where: str = WHERE, of: str = "amd.com/gpu") -> dict[str, Any]:
     """As the controller makes one."""
-    place = Place(Shape(1500, 2000, 1 << 30), where, "amd.com/gpu")
+    place = Place(Shape(1500, 2000, 1 << 30), where, ((of, 2),))
     return made(f"egs-placeholder-{place.key}-0", place, namespace, IMAGE)
 
 
@@ -93,6 +93,9 @@ def unwanted(raw: dict[str, Any]) -> dict[str, dict[str, Any]]:
         "a disk of the node": first(
             resources={part: asked | {"ephemeral-storage": "1Ti"} for part in ("requests", "limits")}
         ),
+        "a device that is no GPU": first(
+            resources={part: asked | {"example.com/hca": "1"} for part in ("requests", "limits")}
+        ),
         "no resources": first(resources={}),
     }
 
@@ -108,6 +111,7 @@ def refused() -> Judge:
 def test_its_account_may_make_what_it_makes(refused: Judge) -> None:
     """With all that a pod may ask of its nodes, and without."""
     assert refused(as_made(placeholder())) == []
+    assert refused(as_made(placeholder(of="nvidia.com/mig-1g.5gb"))) == []
     assert refused(as_made(placeholder(where=""))) == []
 
 

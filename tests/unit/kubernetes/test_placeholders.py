@@ -29,7 +29,14 @@ from tests.unit.kubernetes.made_pods import node, pod
 from tests.unit.kubernetes.test_preloads import NOW, runs, wanted
 
 NODE_S = 180.0
-ONE = Place(Shape(1000, 1000, 0))
+GPU = "nvidia.com/gpu"
+
+
+def place(gpus: int = 1, where: str = "", of: str = GPU) -> Place:
+    return Place(Shape(1000, 1000 * gpus, 0), where, ((of, gpus),))
+
+
+ONE = place()
 
 
 def gpu_node(name: str = "n1", gpus: int = 1) -> Node:
@@ -47,13 +54,13 @@ def steps(
 
 
 def places(found: Steps) -> list[Place]:
-    return [place for _, place in found.make]
+    return [one for _, one in found.make]
 
 
-def stand_in(place: Place = ONE, number: int = 0, on: str = "", **status: Any) -> Pod:
+def stand_in(its: Place = ONE, number: int = 0, on: str = "", **status: Any) -> Pod:
     """A placeholder that is there."""
-    raw = made(f"egs-placeholder-{place.key}-{number}", place, "egs-system", "pause")
-    raw["metadata"] |= {"uid": f"{place.key}-{number}"}
+    raw = made(f"egs-placeholder-{its.key}-{number}", its, "egs-system", "pause")
+    raw["metadata"] |= {"uid": f"{its.key}-{number}"}
     raw["spec"] |= {"nodeName": on} if on else {}
     return pod_of(raw | {"status": status})
 
@@ -96,7 +103,7 @@ def test_one_that_runs_and_of_which_nothing_is_known_stays() -> None:
 
 def test_there_are_never_more_than_are_allowed() -> None:
     """The first in the order have them; none at all is off, and takes away what is there."""
-    big = Place(Shape(1000, 2000, 0))
+    big = place(2)
     two = wanted("two", gpus=2, takes_s=3600)
     found = steps([two, waits("a"), waits("b")], [busy()], [gpu_node()], most=2)
     assert places(found) == [big, ONE]
@@ -114,8 +121,8 @@ def test_a_step_to_come_has_one_when_a_node_would_be_there_in_time() -> None:
 def test_each_has_the_demands_of_what_it_stands_for() -> None:
     """Kinds that differ share no place; the resource of the GPU goes with it."""
     other = json.dumps({"select": {"pool": "b"}})
-    found = steps([waits("a", 60.0, where=other), waits("b", 60.0, gpu="amd.com/gpu")], [busy()], [gpu_node()])
-    assert places(found) == [Place(Shape(1000, 1000, 0), other), Place(Shape(1000, 1000, 0), "", "amd.com/gpu")]
+    found = steps([waits("a", 60.0, where=other), waits("b", 60.0, of="amd.com/gpu")], [busy()], [gpu_node()])
+    assert places(found) == [place(where=other), place(of="amd.com/gpu")]
 
 
 def test_members_of_a_gang_share_no_place() -> None:
@@ -123,7 +130,7 @@ def test_members_of_a_gang_share_no_place() -> None:
     listed = {name: pod_of(pod(name, uid=name, gpus=1, gang="g", size=2, predicted=10)) for name in ("a", "b")}
     found = to_stand_for(listed, ["a", "b"], [])
     assert [one.takes_s for one in found] == [STAYS_S, STAYS_S]
-    assert [place.shape.gpu_milli for place in places(steps(found, [], [gpu_node()]))] == [1000]
+    assert [one.devices for one in places(steps(found, [], [gpu_node()]))] == [((GPU, 1),)]
 
 
 def test_what_is_open_takes_its_room_and_has_none() -> None:
@@ -133,9 +140,9 @@ def test_what_is_open_takes_its_room_and_has_none() -> None:
     gone = msgspec.structs.replace(pod_of(pod("gone", uid="gone", gpus=1)), is_leaving=True)
     listed = {"open": opened, "gone": gone, "waits": pod_of(pod("waits", uid="waits", gpus=1, predicted=3600))}
     found = to_stand_for(listed, ["gone", "waits"], [])
-    assert [(one.owner.name, one.is_seen, one.gpu) for one in found] == [
-        ("open", True, "nvidia.com/gpu"),
-        ("waits", False, "nvidia.com/gpu"),
+    assert [(one.owner.name, one.is_seen, one.devices) for one in found] == [
+        ("open", True, ((GPU, 1),)),
+        ("waits", False, ((GPU, 1),)),
     ]
     assert len(places(steps(found, [], [gpu_node()]))) == 1
     assert len(places(steps(found, [], []))) == 1
@@ -152,7 +159,7 @@ def test_one_that_is_there_stays_a_little_longer_than_one_would_be_made() -> Non
 
 def test_what_is_not_wanted_any_more_or_has_ended_goes() -> None:
     """Nothing waits; another kind does; it was stopped at its deadline. What is on its way out is left alone."""
-    there, other = stand_in(), Place(Shape(1000, 2000, 0))
+    there, other = stand_in(), place(2)
     assert steps([], [busy()], [gpu_node()], (there,)).remove == (there,)
     found = steps([wanted("b", gpus=2, takes_s=3600)], [busy()], [gpu_node()], (there,))
     assert (found.remove, places(found)) == ((there,), [other])
@@ -201,7 +208,7 @@ def test_whatever_is_asked_for_it_holds_to_its_bounds() -> None:
         assert len(first.make) <= most
         assert len({name for name, _ in first.make}) == len(first.make)
         there = tuple(
-            msgspec.structs.replace(stand_in(place), name=name, uid=name, phase="Pending") for name, place in first.make
+            msgspec.structs.replace(stand_in(its), name=name, uid=name, phase="Pending") for name, its in first.make
         )
         assert steps(ask, pods, nodes, there, most) == Steps()
         on = tuple(msgspec.structs.replace(one, node=rng.choice(nodes).name) for one in there if nodes)
@@ -215,11 +222,11 @@ def test_a_placeholder_as_an_object_of_kubernetes() -> None:
     """By the official schema; what is read back of it says which place it stands for, and that it is no work."""
     where = {"select": {"pool": "a"}, "terms": [{"matchExpressions": [{"key": "k", "operator": "Exists"}]}]}
     where["tolerate"] = [{"key": "nvidia.com/gpu", "operator": "Exists"}]
-    place = Place(Shape(1500, 2000, 1 << 30), json.dumps(where, sort_keys=True), "nvidia.com/gpu")
-    raw = made(f"egs-placeholder-{place.key}-0", place, "egs-system", "pause:1")
+    its = Place(Shape(1500, 2000, 1 << 30), json.dumps(where, sort_keys=True), ((GPU, 2),))
+    raw = made(f"egs-placeholder-{its.key}-0", its, "egs-system", "pause:1")
     found = pod_of(raw)
-    assert (found.is_placeholder, found.is_ours, key_of(found.name)) == (True, False, place.key)
-    assert (found.shape, found.where, found.gpu) == (place.shape, place.where, place.gpu)
+    assert (found.is_placeholder, found.is_ours, key_of(found.name)) == (True, False, its.key)
+    assert (found.shape, found.where, found.resources) == (its.shape, its.where, its.devices)
     assert not pod_of(raw | {"spec": raw["spec"] | {"priorityClassName": ""}}).is_placeholder
     assert raw["spec"]["priorityClassName"] == names.PLACEHOLDER_CLASS
     pytest.importorskip("kubernetes_validate").validate(raw, "1.36", strict=True)
@@ -230,10 +237,10 @@ def test_it_asks_for_a_node_that_is_not_there_yet() -> None:
     pod says of nodes holds besides, each of several terms."""
     nodes = [gpu_node("n1"), gpu_node("n2", 2), gpu_node("cpus", 0), node_of(node("b", gpus=1, labels={"pool": "b"}))]
     assert hosts_of(ONE, nodes) == ("b", "n1", "n2")
-    two = Place(Shape(1000, 2000, 0))
+    two = place(2)
     assert hosts_of(two, nodes) == ("n2",)
     terms = [{"matchExpressions": [{"key": "pool", "operator": "In", "values": [name]}]} for name in ("b", "c")]
-    only_b = Place(ONE.shape, json.dumps({"terms": terms}))
+    only_b = place(where=json.dumps({"terms": terms}))
     assert hosts_of(only_b, nodes) == ("b",)
     raw = made("egs-placeholder-x-0", only_b, "egs-system", "pause", hosts_of(only_b, nodes))
     where = pod_of(raw).where

@@ -40,9 +40,11 @@ def runs(name: str, on: str, left_s: float | None = None, **stated: Any) -> Pod:
     return pod_with_images(pod(name, uid=name, gate=False, spec={"nodeName": on}, status=status, **took, **stated))
 
 
-def wanted(name: str, gpus: int = 0, cpu: int = 1, takes_s: float | None = 10.0, **stated: Any) -> Wanted:
-    shape = Shape(1000 * cpu, 1000 * gpus, 0)
-    return Wanted(Owner("v1", "Pod", name, name), "team", shape, takes_s=takes_s, **stated)
+def wanted(
+    name: str, gpus: int = 0, cpu: int = 1, takes_s: float | None = 10.0, of: str = "nvidia.com/gpu", **stated: Any
+) -> Wanted:
+    shape, devices = Shape(1000 * cpu, 1000 * gpus, 0), ((of, gpus),) if gpus else ()
+    return Wanted(Owner("v1", "Pod", name, name), "team", shape, takes_s=takes_s, devices=devices, **stated)
 
 
 def seen(found: Iterable[Start]) -> list[tuple[str, str, float]]:

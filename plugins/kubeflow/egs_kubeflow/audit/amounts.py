@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 
 from egs_core.errors import InputError
+from egs_core.flavor_names import is_gpu_resource
 from egs_core.units import parse_quantity
 from egs_kubeflow.audit.shapes import Amounts, Container, PodSpec
 
-_GPU = re.compile(r".+/(gpu(\.shared)?|mig-.+|i915|xe|gaudi|tpu|neuron)")  # a slice of a GPU counts as one
 MOST = 1e6  # CPUs or GPUs of one node
 Held = tuple[float, float, int]  # CPUs, GPUs, bytes of memory
 
@@ -22,7 +21,7 @@ def amounts_of(amounts: Mapping[str, str | int | float], place: str) -> Held:
             cpus = _bounded(amount, MOST, f"{place}: cpu")
         elif name == "memory":
             memory = _bounded(amount, 2.0**62, f"{place}: memory")
-        elif is_gpu(name):
+        elif is_gpu_resource(name):  # a slice of a GPU counts as one
             gpus += _bounded(amount, MOST, f"{place}: {name}")
     return cpus, gpus, int(memory)
 
@@ -31,11 +30,6 @@ def _bounded(amount: str | int | float, most: float, place: str) -> float:
     if (found := parse_quantity(str(amount), place)) > most:
         raise InputError(place, f"{str(amount)[:40]!r} is more than a node can have")
     return found
-
-
-def is_gpu(resource: str) -> bool:
-    """Whether a resource's name is that of an accelerator, as the vendors' device plugins call them."""
-    return _GPU.fullmatch(resource) is not None
 
 
 def held_by(spec: PodSpec, place: str) -> Held:

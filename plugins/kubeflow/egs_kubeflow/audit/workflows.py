@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 
 from egs_core.errors import InputError
-from egs_kubeflow.audit.amounts import Held, held_by, is_gpu
+from egs_core.flavor_names import is_gpu_resource
+from egs_kubeflow.audit.amounts import Held, held_by
 from egs_kubeflow.audit.pods import seconds
 from egs_kubeflow.audit.seen import PodSeen, Seen, name_of, task_of
 from egs_kubeflow.audit.shapes import PodSpec, Workflow, WorkflowNode
@@ -56,7 +57,7 @@ def _attempt(node: WorkflowNode, workflow: Workflow, run: str) -> PodSeen:
     one.ended_s = seconds(node.finished_at)
     one.outcome = _outcome(node.phase, node.message or "", workflow)
     one.scheduled_s, one.start_known = one.ready_s, False
-    gpu_s = sum(amount for name, amount in (node.resources_duration or {}).items() if is_gpu(name))
+    gpu_s = sum(amount for name, amount in (node.resources_duration or {}).items() if is_gpu_resource(name))
     if one.gpus and gpu_s > 0 and one.ended_s is not None:
         one.scheduled_s, one.start_known = one.ended_s - gpu_s / one.gpus, True
     if not (one.node or node.resources_duration or one.outcome == "succeeded"):

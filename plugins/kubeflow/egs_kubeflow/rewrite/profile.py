@@ -405,6 +405,7 @@ def cluster_profile(site: Profile) -> ClusterProfile:
             tuple([{name: value for name, value in one.model_dump().items() if value} for one in pool.tolerations]),
             bool(pool.accelerator),
             pool.gpus_per_node or 0,
+            pool.accelerator,
         )
         for pool in site.pools
     ]
