@@ -124,6 +124,26 @@ def test_a_quota_holds_over_commands_and_pods(
     wait_for(lambda: driver(site) is None, "the controller has left")
 
 
+def test_each_kind_of_gpus_counts_at_a_site_server(api: EmulatedApi, site: RealSite) -> None:
+    """Slices and GPUs of two vendors, each of one quota: the first of each kind is opened, and another one of that kind
+    when it has ended."""
+    kinds = {"n": "nvidia.com/gpu", "s": "nvidia.com/mig-1g.5gb", "a": "amd.com/gpu"}
+    api.add("nodes", node("n1", offers={kinds["n"]: 1, kinds["s"]: 1}))
+    api.add("nodes", node("n2", offers={kinds["a"]: 1}))
+    for kind, of in kinds.items():
+        for rank in (5, 9):
+            api.add("pods", pod(f"{kind}{rank}", namespace="lab", rank=10 * rank, predicted=1, asks={of: 1}))
+    with joined(api, site):
+        api.until(lambda: {*api.opened()} == {"n9", "s9", "a9"})
+        assert driver(site) is not None
+        for name, on in (("n9", "n1"), ("s9", "n1"), ("a9", "n2")):
+            api.bind(name, on)
+        wait_for(lambda: holds(site, 3.0, 3), "the server counts each of them as one GPU")
+        api.end("s9")
+        api.until(lambda: "s5" in api.opened())
+        assert api.gated() == {"n5", "a5"}
+
+
 def test_a_quota_holds_over_two_clusters(api: EmulatedApi, site: RealSite, tmp_path: Path) -> None:
     """A controller each, one server: the queue `team` has one GPU, which is a pod's in the one cluster; that of the
     other one waits though its node is free, until the first has ended. What is of another queue goes meanwhile, as

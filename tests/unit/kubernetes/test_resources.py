@@ -15,8 +15,9 @@ from egs_core.graph.columns import Shape
 from egs_core.kubernetes import devices, names, texts
 from egs_core.kubernetes.claiming import Inventory
 from egs_core.kubernetes.limits import gpu_s
+from egs_core.kubernetes.objects import moment
 from egs_core.kubernetes.placeholders import Place, made, select_steps, to_stand_for
-from egs_core.kubernetes.pods import Node, Pod, moment, node_of, pod_of
+from egs_core.kubernetes.pods import Node, Pod, node_of, pod_of
 from egs_core.kubernetes.profiled import differences
 from egs_core.kubernetes.session import ClusterSession, preempting_site
 from egs_core.kubernetes.workflows import workflow_of
