@@ -182,9 +182,9 @@ def test_a_node_that_says_less_by_now_keeps_kinds_apart(sites: list[Site]) -> No
     there.add("late", 8, asks={SLICE: 1})
     there.add("other", 7, asks={NVIDIA: 1})
     assert set(there.granted()) & {"next", "late", "other"} == {"next"}
-    told = there.seen()[0]["other"].where
+    told = there.seen()[0]["late"].where
     there.offers("n1", **{SLICE: 2})
-    assert there.seen()[0]["other"].where == told
+    assert there.seen()[0]["late"].where == told
     there.offers("n1", **{NVIDIA: 2, SLICE: 2})
     assert set(there.granted()) & {"next", "late", "other"} == {"next", "other"}
 
