@@ -300,8 +300,12 @@ def _placed(options: Mapping[str, Any]) -> tuple[WaitingGroup | None, int]:
 
 def is_captured(options: Mapping[str, Any]) -> bool:
     """Whether what this worker submits with these options goes into the group in which it runs itself."""
-    if options.get("scheduling_strategy") is not None or ray.util.get_current_placement_group() is None:
+    group = options.get("placement_group", "default")
+    is_free = options.get("scheduling_strategy") is None and isinstance(group, str)  # None: in no group
+    if not is_free or ray.util.get_current_placement_group() is None:
         return False
+    if (told := options.get("placement_group_capture_child_tasks")) is not None:
+        return bool(told)
     return bool(getattr(ray._private.worker.global_worker, "should_capture_child_tasks_in_placement_group", True))
 
 

@@ -7,8 +7,9 @@ import time
 
 import pytest
 import ray
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from egs_ray import compat, functions, submitting, waiting
+from egs_ray import compat, functions, groups, submitting, waiting
 from egs_ray.events import TaskEvent, actor_deaths, task_events
 from tests.conformance.ray.conftest import Script
 
@@ -192,6 +193,42 @@ thread.join()
 print(ray.is_initialized())
 print(ray.get(ray.put(2)), ray.is_initialized())
 """
+
+
+CAPTURE: tuple[dict[str, object], ...] = (
+    {},
+    {"placement_group_capture_child_tasks": False},
+    {"placement_group_capture_child_tasks": True},
+    {"placement_group": None},
+    {"placement_group": None, "placement_group_capture_child_tasks": True},
+    {"placement_group": "default"},
+    {"scheduling_strategy": "DEFAULT"},
+)
+
+
+@ray.remote(num_cpus=0.1)
+def in_a_group() -> bool:
+    return ray.util.get_current_placement_group() is not None
+
+
+@ray.remote(num_cpus=0.1)
+def captured() -> list[tuple[bool, bool]]:
+    """Of each set of options, what is believed of a task that is submitted with it, and where that is."""
+    return [(groups.is_captured(one), ray.get(in_a_group.options(**one).remote())) for one in CAPTURE]
+
+
+@pytest.mark.parametrize("captures", [True, False])
+def test_what_a_group_captures(captures: bool) -> None:
+    """It is known of each submission of a task in a group whether it goes there, too: by the group, and by what is said
+    of the submission itself."""
+    group = ray.util.placement_group([{"CPU": 1}])
+    place = PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=captures)
+    try:
+        found = ray.get(captured.options(scheduling_strategy=place).remote(), timeout=120)
+    finally:
+        ray.util.remove_placement_group(group)
+    assert [believed for believed, _ in found] == [there for _, there in found]
+    assert {there for _, there in found} == {True, False}
 
 
 def test_own_threads_never_start_a_ray(run_script: Script) -> None:

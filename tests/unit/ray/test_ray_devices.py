@@ -43,7 +43,8 @@ def test_numbers_are_in_the_order_of_the_bus(machine: Path) -> None:
     assert devices.uuids("0") == ("GPU-a",)
     assert devices.uuids(" 2,0 ") == ("GPU-c", "GPU-a")
     assert devices.uuids("GPU-b,1") == ("GPU-b", "GPU-b")
-    for visible in ("", "3", "0,3", "MIG-1", "-1", "NoDevFiles", "0,x"):
+    assert devices.uuids("MIG-1,MIG-2") == ("MIG-1", "MIG-2"), "slices have names of their own"
+    for visible in ("", "3", "0,3", "-1", "NoDevFiles", "0,x"):
         assert devices.uuids(visible) == (), visible
 
 

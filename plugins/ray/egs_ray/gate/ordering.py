@@ -64,7 +64,8 @@ class Ordering:
     on_failure: called with what went wrong here; it is to call `switch_off`, and everything passes from then on.
     make_hinted: makes what knows tasks with hints, at the first of these. with_ticket: makes the twin of a function.
     works_for: the task with a turn for which the submitting code works, by its id; "": none. retries: tasks are to be
-    tried on other GPUs when the memory of one was not enough.
+    tried on other GPUs when the memory of one was not enough. notes: somebody takes from `described` what each task's
+    hints say: nothing else takes it out again.
     """
 
     def __init__(
@@ -76,6 +77,8 @@ class Ordering:
         with_ticket: WithTicket = with_ticket,
         works_for: Callable[[], str] = str,
         retries: bool = False,
+        *,
+        notes: bool = True,
     ) -> None:
         self.gate: AnyGate | None = None
         self.ordered = 0
@@ -85,7 +88,7 @@ class Ordering:
         self._is_off = False
         self._twins = Twins(with_ticket, splits_all=chosen_split()[0] == "auto")
         self._retries = retries
-        self._make_hinted = make_hinted
+        self._make_hinted, self._notes = make_hinted, notes
         self.described: dict[str, Any] = {}  # task -> what its hints say, until it is noted
 
     def submit(self, original: Callable[..., Any], target: Any, args: Any, kwargs: Any, options: dict[str, Any]) -> Any:
@@ -108,7 +111,7 @@ class Ordering:
         if turn is not None:
             return self._submit_with(turn, original, target, args, kwargs, options)
         result = self.submit_lined(original, target, args, kwargs, options)
-        if passing is not None and (task := functions.task_id_of(result)):
+        if self._notes and passing is not None and (task := functions.task_id_of(result)):
             self.described[task] = passing
         if (gate := self.gate) is not None and not self._is_off:
             self._tell_of_ungated(gate, target, args, kwargs, options, result, hints)
@@ -283,7 +286,7 @@ class Ordering:
             if ref is None:
                 turn.gate.give_back(turn.key)
             else:
-                if turn.described is not None:
+                if self._notes and turn.described is not None:
                     self.described[task_of(ref)] = turn.described
                 arrival, refs = arrival_of(turn.key, ref, turn.needs, args, kwargs)
                 arrival.streams = isinstance(result, ray.ObjectRefGenerator)

@@ -24,7 +24,6 @@ from egs_ray.submission import Needs
 PULSE_S = 1.0
 HOPE_S = 120.0  # that an autoscaler has to add a node for a task that fits nowhere
 STARTING_S = 3.0  # for a worker's process and Ray's own news
-WAITS = ("ready", "held")
 
 
 class Pulse:
@@ -90,7 +89,8 @@ class Pulse:
         now, jobs = self._site.now(), [job for job in self._books.unfinished if job.ticket]
         waits = [job for job in jobs if job not in self._line and job.way in WITH_TICKET]
         statuses = dict(zip(waits, self._site.tasks([job.number for job in waits]), strict=True))
-        ready = [job for job in waits if statuses[job].status in WAITS]
+        # what is held, as by a pause, takes no GPU that idles: it wants neither a ticket nor a node for it
+        ready = [job for job in waits if statuses[job].status == "ready"]
         since = {job: self._line.since(job) for job in jobs}
         starting = sum(job.gpus for job, at_s in since.items() if at_s is not None and now - at_s < STARTING_S)
         self._room.review(nodes, self._wanted(ready), idle_at, starting)

@@ -22,6 +22,7 @@ from egs_ray.worker.device_memory import FOLDER
 LONG_S = 10.0  # who is idle is asked in minutes
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 DRIVER = "/proc/driver/nvidia/gpus"  # a folder for each, named by its address on the bus
+UUIDS = ("GPU-", "MIG-")  # of GPUs, and of the slices into which MIG has split some
 ORDER, BY_ADDRESS = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
 
 
@@ -29,7 +30,7 @@ def uuids(visible: str) -> tuple[str, ...]:
     """The devices of a value of CUDA_VISIBLE_DEVICES; () where there are none, or it is not sure which they are."""
     names = [name for one in visible.split(",") if (name := one.strip())]
     by_number = _by_number() if any(map(str.isdecimal, names)) else ()
-    found = [name if name.startswith("GPU-") else _at(by_number, name) for name in names]
+    found = [name if name.startswith(UUIDS) else _at(by_number, name) for name in names]
     return tuple(found) if all(found) else ()
 
 

@@ -40,7 +40,7 @@ def make_ordering(
     works_for: Callable[[], str],
 ) -> Ordering:
     """What gives tickets to the submissions of this worker."""
-    return Ordering(make_gate, lambda _: None, on_failure, Hints, with_ticket, works_for)
+    return Ordering(make_gate, lambda _: None, on_failure, Hints, with_ticket, works_for, notes=False)
 
 
 class LineGate:
