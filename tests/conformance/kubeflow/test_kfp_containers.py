@@ -16,10 +16,13 @@ import pytest
 from kfp import dsl
 from kfp.dsl import Dataset, Output
 
+from benchmarks.read_ahead import cached_share, drop
+from egs_core.kubernetes.readers import COMMAND, MIB, ROOM_BYTES
 from egs_kubeflow.run import RunResult, docker, run, start
 from tests.conformance.kubeflow import pipelines
 
 IMAGE = "egs-test-busybox:1"
+READ_MIB = 64
 DEADLINE_S = 150.0
 DAEMON = ("--bridge=none", "--iptables=false", "--storage-driver=vfs")
 """It may change nothing of this machine's network, and works on any file system."""
@@ -79,8 +82,12 @@ def _root_of(busybox: Path) -> bytes:
     """A file system with busybox as its shell and all else."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
+        for name in (".", "bin"):
+            folder = tarfile.TarInfo(name)
+            folder.type, folder.mode = tarfile.DIRTYPE, 0o755  # for any user
+            archive.addfile(folder)
         archive.add(busybox.resolve(), "bin/busybox")
-        for name in ("sh", "cat", "mkdir", "dirname", "sleep", "id", "env"):
+        for name in ("sh", "cat", "mkdir", "dirname", "sleep", "id", "env", "dd"):
             link = tarfile.TarInfo(f"bin/{name}")
             link.type, link.linkname = tarfile.SYMTYPE, "busybox"
             archive.addfile(link)
@@ -148,6 +155,25 @@ def test_an_aborted_run_leaves_no_container(places: dict[str, Any]) -> None:
     begun.abort()
     assert begun.wait().state == "aborted"
     _wait_for_containers(0)
+
+
+@pytest.mark.parametrize(("limit_mib", "has_all"), [(READ_MIB // 4, False), (READ_MIB + ROOM_BYTES // MIB, True)])
+def test_what_a_container_has_read_ahead_is_in_memory_when_it_is_gone(
+    tmp_path: Path, limit_mib: int, has_all: bool
+) -> None:
+    """As the controller's preloads read: as nobody, who may write nothing. Its limit of memory is what it can read:
+    with less, what was read first is gone."""
+    file = tmp_path / "m.bin"
+    file.write_bytes(os.urandom(READ_MIB * MIB))
+    drop(file)
+    if cached_share(file) > 0.1:
+        pytest.skip("this file system drops no pages")
+    confined = ["--user=65534:65534", "--read-only", "--network=none", "--cap-drop=ALL", f"--memory={limit_mib}m"]
+    command = ["docker", "run", "--rm", *confined, f"--volume={file}:/models/m.bin:ro", IMAGE, *COMMAND]
+    arguments = [str(READ_MIB), "", "/models/m.bin"]
+    ended = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False, timeout=DEADLINE_S)
+    assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr
+    assert (cached_share(file) > 0.95) == has_all
 
 
 def _wait_for_containers(number: int) -> None:

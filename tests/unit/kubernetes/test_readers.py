@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -128,6 +129,20 @@ def test_what_a_container_reads_is_known_from_it() -> None:
     assert reading_in({"spec": {"containers": [{"command": COMMAND}]}}) == Reading("", "")
 
 
+def test_a_kubelet_changes_neither_the_command_nor_its_paths() -> None:
+    """It puts variables of the container into both, `$(NAME)`, and takes `$$` for a dollar (k8s.io/kubernetes,
+    third_party/forked/golang/expansion, written anew here)."""
+
+    def expanded(text: str) -> str:
+        known = {"HOME": "/somewhere", "KUBERNETES_SERVICE_PORT": "443"}
+        return re.sub(r"\$(\$|\([^)]*\))", lambda one: "$" if one[1] == "$" else known.get(one[1][1:-1], one[0]), text)
+
+    files = ("/models/$(HOME)", "/a$$b", "/$", "/$(unknown)", "/$(", "/$$$(HOME)$")
+    (container,) = made(Reading("team", IMAGE, files), MIB, CONFINED)["containers"]
+    assert [expanded(one) for one in container["command"]] == COMMAND
+    assert [expanded(one) for one in container["args"]] == ["1", "", *files]
+
+
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     """One of 32 MiB that is not in memory; skips where a file system keeps all of its files there."""
@@ -161,7 +176,7 @@ def test_a_file_is_in_memory_when_it_was_read_ahead(file: Path, shell: str) -> N
     command = [path, *(["sh"] if shell == "busybox" else []), *COMMAND[1:], "100", "", str(file)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
-    assert cached_share(file) == 1.0
+    assert cached_share(file) > 0.95  # of a machine that lacks memory some may be gone again
     began = time.perf_counter()
     read_through(file)
     print(f"first read: {cold_s:.3f} s; read ahead: {time.perf_counter() - began:.3f} s")
@@ -191,7 +206,7 @@ def test_what_cannot_be_read_is_said_and_keeps_nothing_else(file: Path, tmp_path
     assert code == 1
     for part in ("/no/such", str(tmp_path), "egs_test_fails: no luck", "egs_test_ends: 0"):
         assert part in said
-    assert cached_share(file) == 1.0
+    assert cached_share(file) > 0.95
     assert (tmp_path / "seen").read_text() == ""
 
 
