@@ -5,24 +5,23 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
+
+from tests.conformance.ray.patience import be_patient
 
 ROOT = Path(__file__).resolve().parents[3]
 # Idle workers serve the next test: Ray would end all but one a CPU after a second, and starting one takes as long.
 KEPT_WORKERS = {"num_workers_soft_limit": 8, "idle_worker_killing_time_threshold_ms": 30_000}
 # By default Ray's workers are nice (15): whatever runs beside the tests would take the processor from them.
 OF_RAY = {**KEPT_WORKERS, "worker_niceness": 0}
-START_S, LIMIT_S = 120.0, 240.0
+LIMIT_S = 240.0
 SERVES_S = 90.0
 DRIVER = """
 import sys, ray
@@ -30,8 +29,6 @@ ray.init(address=sys.argv[1], log_to_driver=False)
 print(ray.get(ray.remote(lambda: 7).remote()))
 """
 SICK = 75  # "try again", of sysexits.h
-LISTENS = "dashboard_agent_listen_port"
-PORTS = ("metrics_agent_port", "metrics_export_port", LISTENS, "runtime_env_agent_port")
 Script = Callable[..., "subprocess.CompletedProcess[str]"]
 FOLDER = Path(__file__).parent
 RUNNING = contextlib.ExitStack()
@@ -157,39 +154,10 @@ def _one_ray() -> Iterator[str]:
 
 
 def _start_ray(folder: str) -> None:
-    """What no setting gives it on a busy machine: a raylet crashes when the port of an agent, a Python process,
-    is not in a file after 15 to 30 s, so it is told all ports; `ray.init` waits 30 s for its node, here minutes."""
     import ray
-    from ray._private import services
-    from ray._private.parameter import RayParams
-
-    get_node, start, fill = services.get_node, services.start_ray_process, RayParams.__init__
-    ports = free_ports()
-
-    def wait_for_node(*about: str) -> Any:
-        deadline = time.monotonic() + START_S
-        while True:
-            try:
-                return get_node(*about)
-            except RuntimeError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.1)
-
-    def with_ports(params: Any, *given: Any, **named: Any) -> None:
-        fill(params, *given, **named)
-        for name, port in ports.items():
-            setattr(params, name, port)
-
-    def with_last_port(command: list[str], kind: str, *given: Any, **named: Any) -> Any:
-        """Ray forgets one of them."""
-        more = [f"--{LISTENS}={ports[LISTENS]}"] if kind == "raylet" else []
-        return start([*command, *more], kind, *given, **named)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(services, "get_node", wait_for_node)
-        patch.setattr(RayParams, "__init__", with_ports)
-        patch.setattr(services, "start_ray_process", with_last_port)
+        be_patient(patch.setattr)
         ray.init(
             num_cpus=4,
             num_gpus=2,
@@ -199,13 +167,6 @@ def _start_ray(folder: str) -> None:
             _system_config=OF_RAY,
             log_to_driver=False,
         )
-
-
-def free_ports() -> dict[str, int]:
-    """For Ray's agents, by the names of its parameters."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in PORTS]
-        return {name: found.getsockname()[1] for name, found in zip(PORTS, sockets, strict=True)}
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -108,6 +108,9 @@ def main(*words: str) -> None:
     import ray
     from ray.cluster_utils import Cluster
 
+    from tests.conformance.ray.patience import be_patient
+
+    be_patient()
     head: dict[str, Any] = {"num_cpus": 2, "object_store_memory": STORE_BYTES, "include_dashboard": False}
     if "dashboard" in words:
         head |= {"include_dashboard": True, "dashboard_host": "127.0.0.1", "dashboard_port": 0}

@@ -41,30 +41,3 @@ open(WAITS, "w").close()
 done = ray.get([*leaves, one, two, three, last])
 print([name for name, _ in sorted(done, key=lambda entry: entry[1])])
 """
-
-
-PATIENT = """
-def _patient():
-    import time
-    from ray._private import services
-    from ray.cluster_utils import Cluster
-
-    get_node = services.get_node
-
-    def patiently(*about):
-        deadline = time.monotonic() + 150
-        while True:
-            try:
-                return get_node(*about)
-            except RuntimeError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.1)
-
-    services.get_node = patiently
-    Cluster._wait_for_node.__defaults__ = (150,)
-
-_patient()
-"""
-"""At the top of a script that starts nodes: Ray gives each 30 s, whatever its settings say, and where one takes longer
-the script ends with an error while processes of it hold its output."""

@@ -22,7 +22,7 @@ import egs_ray
 from egs_core.testing.wire_site import look_behind
 from egs_ray import Session
 from tests.conformance.ray import run_tasks as t
-from tests.conformance.ray.scripts import PATIENT
+from tests.conformance.ray.patience import PATIENT
 
 pytestmark = pytest.mark.usefixtures("ray_address")
 Capture = pytest.CaptureFixture[str]

@@ -7,15 +7,29 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from egs_core.runlog.io import read_run
 from egs_core.runlog.records import Capacity
-from tests.conformance.ray.scripts import PATIENT
+from tests.conformance.ray.conftest import _python_path
+from tests.conformance.ray.patience import PATIENT
 
 LIMIT_S = 240.0
+HEAD = """
+import sys, ray
+address = ray.init(
+    num_cpus=1, num_gpus=1, include_dashboard=False, object_store_memory=80_000_000, log_to_driver=False,
+    _temp_dir=sys.argv[1],
+)["gcs_address"]
+print("at", address, flush=True)
+sys.stdin.read()
+ray.shutdown()
+"""
 
 BEGINNING = """
 import os, time
@@ -43,7 +57,7 @@ def middle():
 def say(*words):
     print(">", *words, flush=True)             # Ray's own words are on this output, too
 
-ray.init(num_cpus=1, num_gpus=1, include_dashboard=False, object_store_memory=80_000_000, log_to_driver=False)
+ray.init(log_to_driver=False)
 """
 
 WAYS = (
@@ -145,7 +159,7 @@ def parent(path):
         out.write("parent ")
     return free_gpus, ray.get_gpu_ids() or os.environ["CUDA_VISIBLE_DEVICES"], [waits]
 
-free_gpus, device, (waits,) = ray.get(parent.remote("order"), timeout=120)
+free_gpus, device, (waits,) = ray.get(parent.remote(os.path.abspath("order")), timeout=120)
 ray.get(waits, timeout=120)
 say(free_gpus, open("order").read())
 until(lambda: ray.available_resources().get("CPU") == 1.0 and ray.available_resources().get("GPU") == 1.0)
@@ -206,7 +220,7 @@ def dies(pid):
 def after():
     return ray.get(child.remote(6))
 
-say(ray.get(parent.remote("once"), timeout=120), ray.get(after.remote(), timeout=120))
+say(ray.get(parent.remote(os.path.abspath("once")), timeout=120), ray.get(after.remote(), timeout=120))
 until(lambda: ray.available_resources().get("CPU") == 1.0)
 """
 )
@@ -242,13 +256,33 @@ with egs_ray.Session(egs_ray.Options(gpu_process=True)) as session:
 )
 
 
-def _ends(source: str, folder: Path, **environment: str) -> str:
-    """What a script prints that runs on a Ray of its own."""
+@pytest.fixture(scope="module")
+def small() -> Iterator[str]:
+    """The address of a Ray of one CPU and one GPU, which all scripts here have one after the other."""
+    variables = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    variables |= {"PYTHONPATH": _python_path(), "RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0"}
+    pipe = subprocess.PIPE
+    with tempfile.TemporaryDirectory(prefix="egs-", ignore_cleanup_errors=True) as folder:  # short: for sockets
+        command = [sys.executable, "-W", "ignore", "-c", PATIENT + HEAD, folder]
+        head = subprocess.Popen(command, env=variables, stdin=pipe, stdout=pipe, text=True)
+        try:
+            assert head.stdout is not None
+            address = next((line.split()[1] for line in head.stdout if line.startswith("at ")), "")
+            assert address, "this Ray does not start"
+            yield address
+        finally:
+            started = psutil.Process(head.pid).children(recursive=True) if head.poll() is None else []
+            head.communicate(timeout=LIMIT_S)
+            for process in psutil.wait_procs(started, timeout=20)[1]:
+                process.kill()
+
+
+def _ends(source: str, address: str, folder: Path, **environment: str) -> str:
+    """What a script prints on that Ray."""
     folder.mkdir()
     path = folder / "script.py"
-    path.write_text(PATIENT + source)
-    variables = {**os.environ, **environment}
-    variables.pop("RAY_ADDRESS", None)
+    path.write_text(source)
+    variables = {**os.environ, "RAY_ADDRESS": address, **environment}
     done = subprocess.run(
         [sys.executable, str(path)], env=variables, cwd=folder, capture_output=True, text=True, timeout=LIMIT_S
     )
@@ -256,31 +290,31 @@ def _ends(source: str, folder: Path, **environment: str) -> str:
     return "".join(line.removeprefix("> ") for line in done.stdout.splitlines(keepends=True) if line.startswith("> "))
 
 
-def _hooked(source: str, folder: Path) -> str:
+def _hooked(source: str, address: str, folder: Path) -> str:
     log = str(folder / "log.jsonl")
-    return _ends(source, folder, RAY_RUNTIME_ENV_HOOK="egs_ray.hook", EGS_MODE="on", EGS_RUNLOG=log)
+    return _ends(source, address, folder, RAY_RUNTIME_ENV_HOOK="egs_ray.hook", EGS_MODE="on", EGS_RUNLOG=log)
 
 
 @pytest.mark.parametrize("source", [WAYS, MAILBOX, DIES], ids=["ways", "mailbox", "dies"])
-def test_as_natively(source: str, tmp_path: Path) -> None:
+def test_as_natively(source: str, small: str, tmp_path: Path) -> None:
     """A parent that waits in `ray.get`, `ray.wait` or for a generator, two and three levels deep, with errors and
     time-outs; parents that wait for tasks with hints which the driver submits while they wait, so the site lends, too;
     one whose process dies while it waits."""
-    natively = _ends(source, tmp_path / "native")
+    natively = _ends(source, small, tmp_path / "native")
     assert natively
-    assert _hooked(source, tmp_path / "on") == natively
+    assert _hooked(source, small, tmp_path / "on") == natively
 
 
-def test_what_is_lent(tmp_path: Path) -> None:
+def test_what_is_lent(small: str, tmp_path: Path) -> None:
     """In Ray's books the child has the CPU while the parent waits, and no GPU is free; after it the CPU is the
     parent's, so what it submits then starts when it has ended. The run log has the node as it is."""
-    assert _hooked(BOOKS, tmp_path / "on") == _ends(BOOKS, tmp_path / "native") == "0.0 parent other \n"
+    assert _hooked(BOOKS, small, tmp_path / "on") == _ends(BOOKS, small, tmp_path / "native") == "0.0 parent other \n"
     offered = [
         record.cpus for record in read_run(tmp_path / "on" / "log.jsonl").records if isinstance(record, Capacity)
     ]
     assert set(offered) <= {0.0, 1.0}
 
 
-def test_run(tmp_path: Path) -> None:
+def test_run(small: str, tmp_path: Path) -> None:
     """The same for the tasks of `egs_ray.run`, with and without hints, and in a GPU step with a process of its own."""
-    assert _ends(RUN, tmp_path / "run") == "9\n"
+    assert _ends(RUN, small, tmp_path / "run") == "9\n"

@@ -15,7 +15,7 @@ import pytest
 from egs_core.runlog.io import read_run
 from egs_core.runlog.records import Started, TaskAdded
 from tests.conformance.ray.conftest import _python_path
-from tests.conformance.ray.scripts import PATIENT
+from tests.conformance.ray.patience import PATIENT
 
 pytestmark = pytest.mark.long
 
