@@ -244,7 +244,7 @@ class _Growing:
             return self._append(Task(name, after, template, is_over=True))
         if made.steps is None:
             likely_s = made.predicted_s if made.predicted_s is not None else of.predicted_s
-            asks = NOTHING if made.is_driver else of.asks
+            asks = NOTHING if made.is_driver else made.asks if of.asks is NOTHING else of.asks
             return self._append(Task(name, after, template, False, made.is_driver, likely_s, asks))
         ends: dict[str, tuple[int, ...]] = {}
         needed: set[str] = set()

@@ -9,6 +9,7 @@ stage, pod    the same, for those
 from __future__ import annotations
 
 import getpass
+import re
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -18,12 +19,18 @@ import msgspec
 
 from egs_core.errors import InputError
 from egs_core.kubernetes import names
-from egs_core.kubernetes.cluster import EVENTS, PODS, WHO_AM_I, WORKFLOWS, ApiError, Cluster
+from egs_core.kubernetes.cluster import EVENTS, PODS, WHO_AM_I, WORKFLOWS, ApiError, Cluster, Kind
+from egs_core.kubernetes.makers import SAY_GANGS
 from egs_core.kubernetes.objects import Object, items, moment, part, text
 from egs_core.kubernetes.pods import pod_of
 from egs_core.kubernetes.standing import run_of
 
 TERMINATE = "Terminate"
+MOST_OWNERS = 5
+AT_ITS_TIME = re.compile("Cron|Schedule")
+"""Kinds that make runs, and no pod of one again."""
+OF_A_GROUP, PLAIN = re.compile(r"[a-z0-9][a-z0-9.-]*/v[a-z0-9]+"), re.compile(r"[a-z0-9][a-z0-9.-]*")
+"""Who may make a pod may write what they like of its owners."""
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -65,7 +72,7 @@ def abort(cluster: Cluster, asked: Asked) -> Aborted:
         of_argo = cluster.list(PODS, asked.namespace, f"{names.ARGO_RUN}={found.workflow}")[0]
         members = list({name_of(one): one for one in [*members, *of_argo] if not pod_of(one).is_over}.values())
     gone = [name_of(one) for one in members if _delete(cluster, asked, one, by)]
-    makers = _makers(members, but=f"Workflow {found.workflow}" if found.workflow else "")
+    makers = _makers(cluster, members, but=f"Workflow {found.workflow}" if found.workflow else "")
     return Aborted(asked.namespace, found.workflow, tuple(sorted(gone)), makers)
 
 
@@ -148,13 +155,37 @@ def _delete(cluster: Cluster, asked: Asked, raw: Object, by: str) -> bool:
     return True
 
 
-def _makers(pods: Iterable[Object], but: str) -> tuple[str, ...]:
-    """What may make them again: what owns them, or the JobSet whose Jobs do."""
-    owners: set[str] = set()
+def _makers(cluster: Cluster, pods: Iterable[Object], but: str) -> tuple[str, ...]:
+    """What may make them again: what owns them, or what the labels of its pods name above that."""
+    owners: dict[str, Object] = {}
     for one in pods:
-        maker = pod_of(one).maker
-        refs = items(part(one, "metadata"), "ownerReferences")
-        owners |= (
-            {f"{maker.kind} {maker.name}"} if maker.kind else {f"{text(o, 'kind')} {text(o, 'name')}" for o in refs}
-        )
-    return tuple(sorted(owners - {but}))
+        meta, maker = part(one, "metadata"), pod_of(one).maker
+        if maker.kind:
+            group, version, _ = SAY_GANGS[maker.kind]
+            found: list[Object] = [{"apiVersion": f"{group}/{version}", "kind": maker.kind, "name": maker.name}]
+        else:
+            found = items(meta, "ownerReferences")
+        owners |= {f"{text(meta, 'namespace')}/{_called(owner)}": owner for owner in found if _called(owner) != but}
+    return tuple(sorted({_called(_top(cluster, one, key.partition("/")[0])) for key, one in owners.items()}))
+
+
+def _top(cluster: Cluster, owner: Object, namespace: str) -> Object:
+    """What makes such pods again, whatever is deleted below it: of a JobSet its TrainJob. What makes another run at its
+    time is not meant. Who may not read an object is told of what is known."""
+    for _ in range(MOST_OWNERS):
+        version, kind, name = (text(owner, key) for key in ("apiVersion", "kind", "name"))
+        if not (OF_A_GROUP.fullmatch(version) and kind.isalnum() and PLAIN.fullmatch(name)):
+            break
+        try:
+            found = cluster.get(Kind(f"/apis/{version}", f"{kind.lower()}s"), name, namespace)
+        except ApiError:
+            break
+        above = [one for one in items(part(found, "metadata"), "ownerReferences") if one.get("controller")]
+        if not above or AT_ITS_TIME.search(text(above[0], "kind")):
+            break
+        owner = above[0]
+    return owner
+
+
+def _called(owner: Object) -> str:
+    return f"{text(owner, 'kind')} {text(owner, 'name')}"

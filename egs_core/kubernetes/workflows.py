@@ -22,7 +22,7 @@ from egs_core.flavor_names import is_gpu_resource
 from egs_core.kubernetes import names
 from egs_core.kubernetes.images import full_name
 from egs_core.kubernetes.objects import Object, items, length_s, number, part, quantity, seconds_of, text
-from egs_core.kubernetes.pods import hints_of
+from egs_core.kubernetes.pods import hints_of, pod_of
 from egs_core.kubernetes.readings import Mount, Reading, reading
 
 OVER = frozenset(("Succeeded", "Failed", "Error", "Skipped", "Omitted"))
@@ -48,8 +48,8 @@ class Loop(msgspec.Struct, frozen=True):
 
 
 class Asks(msgspec.Struct, frozen=True):
-    """What the pod of a step will be made of, as its driver is told: its container's image and amounts, of nodes what
-    `Pod.where` says, the name of its GPUs' resource, and what it reads when it begins."""
+    """What the pod of a step will be made of, as its driver is told or its template says: its container's image and
+    amounts, of nodes what `Pod.where` says, the name of its GPUs' resource, and what it reads when it begins."""
 
     image: str = ""
     gpus: float = 0.0
@@ -79,13 +79,14 @@ class Step(msgspec.Struct, frozen=True):
 
 class Template(msgspec.Struct, frozen=True):
     """steps: of a DAG; None: one pod, or what needs none. at_once: so many at the same time; 0: any number. retries: so
-    often its pod is made again, whatever has ended it."""
+    often its pod is made again, whatever has ended it. asks: of its pod, where no driver says it."""
 
     steps: tuple[Step, ...] | None = None
     at_once: int = 0
     is_driver: bool = False
     predicted_s: float | None = None
     retries: float = 0.0
+    asks: Asks = NOTHING
 
 
 class Node(msgspec.Struct, frozen=True):
@@ -122,11 +123,13 @@ def workflow_of(raw: Object) -> Workflow:
     who = text(meta, "uid"), text(meta, "namespace"), text(meta, "name")
     if text(status, "phase") in OVER or text(spec, "shutdown"):
         return Workflow(*who, is_over=True, is_stopped=bool(text(spec, "shutdown")))
+    if "workflowTemplateRef" in spec:  # what it has come to, as Argo has noted it
+        spec = part(status, "storedWorkflowTemplateSpec")
     stated = items(part(spec, "arguments"), "parameters")
     arguments = {text(one, "name"): text(one, "value") for one in stated}
-    templates = {text(one, "name"): _template(one, arguments) for one in items(spec, "templates")}
+    templates = {text(one, "name"): _template(one, spec, arguments) for one in items(spec, "templates")}
     nodes = nodes_of(status)
-    if nodes is None or None in templates.values() or "workflowTemplateRef" in spec:
+    if nodes is None or None in templates.values():
         return Workflow(*who)
     found = {name: one for name, one in templates.items() if one is not None}
     return Workflow(*who, text(spec, "entrypoint"), found, nodes, is_readable=True)
@@ -161,8 +164,8 @@ def unpacked_nodes(packed: str) -> Object | None:
 # --- templates ---
 
 
-def _template(raw: Object, arguments: Mapping[str, str]) -> Template | None:
-    """None: of a kind that is not followed. arguments: of the Workflow."""
+def _template(raw: Object, spec: Object, arguments: Mapping[str, str]) -> Template | None:
+    """None: of a kind that is not followed. spec, arguments: of the Workflow."""
     if any(raw.get(kind) for kind in ("steps", "inline")):
         return None
     meta = part(raw, "metadata")
@@ -170,7 +173,8 @@ def _template(raw: Object, arguments: Mapping[str, str]) -> Template | None:
         roles = [value for key, value in part(meta, "annotations").items() if str(key).endswith(ROLE)]
         is_driver = "driver" in roles or text(raw, "name").endswith(DRIVER)
         likely_s = length_s(part(meta, "labels").get(names.PREDICTED_S))
-        return Template(is_driver=is_driver, predicted_s=likely_s, retries=_retries(part(raw, "retryStrategy")))
+        retries = _retries(part(raw, "retryStrategy"))
+        return Template(is_driver=is_driver, predicted_s=likely_s, retries=retries, asks=_written(raw, spec))
     listed = items(part(raw, "dag"), "tasks")
     drivers = [one for one in listed if text(one, "name").endswith(DRIVER)]
     asked = {text(one, "name").removesuffix(DRIVER): _asks(_parameters(one), arguments) for one in drivers}
@@ -203,6 +207,21 @@ def _step(raw: Object, asks: Asks) -> Step | None:
         length_s(_labels(_parameters(raw)).get(names.PREDICTED_S)),
         asks,
     )
+
+
+def _written(raw: Object, spec: Object) -> Asks:
+    """Of a template whose pod is EGS's, and is made as the template says. spec: of the Workflow, where it says nothing
+    itself."""
+    container = part(raw, "container") or part(raw, "script")
+    labels = {**part(part(spec, "podMetadata"), "labels"), **part(part(raw, "metadata"), "labels")}
+    if not container or names.WORKLOAD not in labels or raw.get("podSpecPatch") or spec.get("podSpecPatch"):
+        return NOTHING
+    where = {key: raw.get(key) or spec.get(key) for key in ("nodeSelector", "affinity", "tolerations")}
+    made = pod_of({"spec": {**where, "containers": [container, *items(raw, "sidecars")]}})
+    secrets = tuple(text(one, "name") for one in items(spec, "imagePullSecrets"))
+    gpu = next((name for name, _ in made.devices), "")
+    amounts = made.gpus, made.shape.cpu_milli, made.shape.memory_bytes
+    return Asks(text(container, "image"), *amounts, made.where, secrets, gpu)
 
 
 def _parameters(raw: Object) -> dict[str, str]:

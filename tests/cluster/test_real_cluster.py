@@ -36,6 +36,7 @@ from egs_core.kubernetes.pausing import pause, resume
 from egs_core.kubernetes.pods import Pod
 from egs_core.kubernetes.steering import Asked, abort
 from egs_core.kubernetes.webhook import Webhook
+from tests.cluster.argo_runs import why_no_argo
 from tests.cluster.real import FILE, HERE, LIMIT_S, Site, applied, controlled, until
 from tests.unit.kubernetes.made_pods import pod
 from tests.unit.kubernetes.made_workflows import executor, group, noted, task, workflow
@@ -76,7 +77,10 @@ CRDS = Kind("/apis/apiextensions.k8s.io/v1", "customresourcedefinitions", False)
 
 @pytest.fixture
 def workflows(site: Site) -> Iterator[None]:
-    """Argo's kind of object; where it is not installed, one of that name without a schema, for the time of the test."""
+    """Argo's kind of object; where it is not installed, one of that name without a schema, for the time of the test.
+    Not where Argo's controller is there, too, which would go on with made-up runs."""
+    if not why_no_argo(site):
+        pytest.skip("Argo's controller is in the cluster: test_real_argo.py has it make the pods")
     name, schema = "workflows.argoproj.io", {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     version = {"name": "v1alpha1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
     called = {"kind": "Workflow", "listKind": "WorkflowList", "plural": "workflows", "singular": "workflow"}

@@ -74,6 +74,29 @@ def test_nothing_is_said_of_runs_that_cannot_be_read() -> None:
     assert come(unread, runs("a")) == come(over, runs("a")) == come(workflow("r", TASKS)) == []
 
 
+def test_a_step_of_plain_argo_asks_as_its_template_says() -> None:
+    """Where it says nothing of nodes, as its Workflow does. Not if a pod-spec-patch changes it, or it is not EGS's."""
+    limits = {"cpu": "2", "memory": "1Gi", "nvidia.com/gpu": "1"}
+    made: dict[str, Any] = {"name": "train", "container": {"image": "image:2", "resources": {"limits": limits}}}
+    made["metadata"] = {"labels": {"egs.io/workload": "w", "egs.io/predicted-s": "50"}}
+    first = {"name": "prepare", "container": {"image": "image:1"}, "metadata": made["metadata"]}
+    steps = [{"name": "a", "template": "prepare"}, {"name": "b", "template": "train", "dependencies": ["a"]}]
+    raw = workflow("r", {})
+    raw["spec"] |= {"entrypoint": "main", "nodeSelector": {"pool": "x"}, "imagePullSecrets": [{"name": "s"}]}
+    raw["spec"]["templates"] = [{"name": "main", "dag": {"tasks": steps}}, first, made]
+    runs_now = runs("a", predicted=30)
+    runs_now["metadata"]["annotations"]["workflows.argoproj.io/node-name"] = "r.a"
+    (found,) = come(raw, runs_now)
+    assert (found.shape, found.devices) == (Shape(2000, 1000, 1 << 30), (("nvidia.com/gpu", 1),))
+    assert found.images == ("docker.io/library/image:2",)
+    assert (json.loads(found.where), found.pull_secrets) == ({"select": {"pool": "x"}}, ("s",))
+    assert in_s([found]) == [(30.0, 50.0)]
+    made["podSpecPatch"] = "{}"
+    assert come(raw, runs_now) == []
+    del made["podSpecPatch"], made["metadata"]["labels"]["egs.io/workload"]
+    assert come(raw, runs_now) == []
+
+
 @pytest.mark.parametrize(
     ("resources", "shape"),
     [

@@ -236,6 +236,33 @@ def test_another_run_is_its_pods_and_who_makes_them_is_named(
     assert json.loads(capsys.readouterr().out)["makers"] == ["JobSet train"]
 
 
+def test_what_makes_the_jobs_of_a_jobset_again_is_named(api: EmulatedApi, capsys: pytest.CaptureFixture[str]) -> None:
+    """As JobSet's controller makes them, of two Jobs, for a TrainJob; not what makes another one at its time. Who may
+    read no JobSets is told of that."""
+    for kind, name, above in (
+        ("TrainJob", "train", ("trainer.kubeflow.org/v1alpha1", "CronTrainJob", "weekly")),
+        ("JobSet", "train", ("trainer.kubeflow.org/v1alpha1", "TrainJob", "train")),
+        *(("Job", f"train-{one}-0", ("jobset.x-k8s.io/v1alpha2", "JobSet", "train")) for one in "ab"),
+    ):
+        api.add(f"{kind.lower()}s", owned({"metadata": {"name": name, "namespace": "team"}}, *above))
+    for one in "ab":
+        made = pod(one, labels={"jobset.sigs.k8s.io/jobset-name": "train"})
+        del made["metadata"]["labels"]["egs.io/run"]
+        api.add("pods", owned(made, "batch/v1", "Job", f"train-{one}-0"))
+    assert asked(api, "abort", "train", "--dry-run", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["makers"] == ["TrainJob train"]
+    api.forbidden.add("jobsets")
+    assert asked(api, "abort", "train", "--json") == 0
+    done = json.loads(capsys.readouterr().out)
+    assert (done["pods"], done["makers"]) == (["a", "b"], ["JobSet train"])
+
+
+def owned(raw: dict[str, Any], version: str, kind: str, name: str) -> dict[str, Any]:
+    owner = {"apiVersion": version, "kind": kind, "name": name, "uid": f"{kind}-{name}", "controller": True}
+    raw["metadata"]["ownerReferences"] = [owner]
+    return raw
+
+
 def test_one_pod_is_ended(api: EmulatedApi, capsys: pytest.CaptureFixture[str]) -> None:
     """By its name; where a run is called the same, only if it is said that the pod is meant."""
     api.add("pods", pod("a", run="a"))

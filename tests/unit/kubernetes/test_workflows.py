@@ -139,6 +139,15 @@ def test_nodes_are_read_as_argo_packs_them() -> None:
         assert ranks(raw | {"status": status}, executor("r", "b")) is None
 
 
+def test_a_run_by_a_template_of_the_cluster_is_what_argo_has_made_of_it() -> None:
+    """Its own spec names the template alone; the whole is in its status, once Argo has seen it."""
+    raw = workflow("r", {"a": task(5), "b": task(7, ["a"])})
+    whole, raw["spec"] = raw["spec"], {"workflowTemplateRef": {"name": "nightly"}}
+    assert ranks(raw, executor("r", "a")) is None
+    raw["status"]["storedWorkflowTemplateSpec"] = whole
+    assert ranks(raw, executor("r", "a")) == {"a": 12}
+
+
 @pytest.mark.parametrize(
     "change",
     [
