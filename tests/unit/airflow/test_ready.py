@@ -14,9 +14,10 @@ import pytest
 
 from egs_airflow import compat, config, features
 from egs_airflow.executors import ready
-from egs_airflow.executors.demand import MOST_BYTES, WORTH_S, DagFile, Shared
+from egs_airflow.executors.demand import MOST_BYTES, DagFile, Shared
 from egs_airflow.executors.ready import ReadyQueue, fork_ready, stamps_of
 from egs_airflow.executors.room import Room
+from egs_core.demand import WORTH_S
 from tests.unit.airflow.watched import lets_run, supervise
 
 pytest.importorskip("airflow.sdk.execution_time.supervisor", reason="apache-airflow is not installed")

@@ -9,19 +9,8 @@ from typing import Any
 
 import pytest
 
-from egs_airflow.executors.demand import (
-    MOST_BYTES,
-    MOST_FILES,
-    MOST_TIMES,
-    WORTH_S,
-    DagFile,
-    Seen,
-    Shared,
-    best,
-    next_s,
-    rate,
-    stays,
-)
+from egs_airflow.executors.demand import MOST_BYTES, MOST_FILES, DagFile, Seen, Shared
+from egs_core.demand import MOST_TIMES, WORTH_S, best, next_s, rate, stays
 from tests.unit.streams import short_pipelines
 
 WITHIN_S = 30.0
@@ -80,11 +69,11 @@ def test_tasks_that_come_one_by_one_have_one_process() -> None:
 
 
 def test_of_several_files_the_one_with_most_seconds_to_save() -> None:
-    """Both are wanted; one takes ten times as long to read. Unfit ones are left out, and what stands already counts."""
+    """Both are wanted; one takes ten times as long to read. What stands already counts."""
     chain = [10.0 * number for number in range(12)]
     quick, slow, now_s = Seen(ETL, chain, 0.1), Seen(NIGHTLY, chain, 1.0), 119.2
     assert best([quick, slow], now_s) is slow
-    assert best([quick, slow], now_s, [NIGHTLY]) is quick
+    assert best([quick], now_s) is quick
     slow.standing = 1
     assert best([quick, slow], now_s) is quick
     quick.standing = 1
@@ -100,7 +89,7 @@ def test_all_processes_share_what_they_know_and_it_stays_small() -> None:
         one.came(ETL, float(number))
     two.took(ETL, 0.5)
     (seen,) = one.read()
-    assert (seen.file, len(seen.came_s), seen.came_s[-1], seen.read_s) == (ETL, 64, 68.0, 0.5)
+    assert (seen.file, len(seen.came_s), seen.came_s[-1], seen.load_s) == (ETL, 64, 68.0, 0.5)
     for number in range(30):
         one.came(DagFile("b", None, "x" * 900 + str(number)), 100.0 + number)
     assert len(two.read()) <= MOST_FILES

@@ -4,7 +4,7 @@
     with      fork ─ read DAG file ─ ... ─ a task is taken ─ (running, holds its slot) ─ user's code
 
 A process of LocalExecutor that waits for work forks the process of its next task, and that reads the DAG file of which
-`demand` says that one more is worth it, by when tasks came. It is Airflow's own process of a task in all: with its own
+`egs_core.demand` says that one more is worth it, by when tasks came. It is Airflow's own process of a task in all: with its own
 pipes, from which its output goes to the task's log, and used for one task only. It is not taken where anything could be
 otherwise than in a process that begins with the task: another file, version or coordinator; a file, or a module that it
 imported, has changed; it was read more than MOST_AGE_S ago. A DAG file has no such process at all that does not lie in
@@ -32,9 +32,10 @@ from multiprocessing import connection
 from typing import Any, NoReturn
 
 from egs_airflow import config, own_process
-from egs_airflow.executors.demand import MOST_BYTES, DagFile, Seen, Shared, best, next_s, stays
+from egs_airflow.executors.demand import MOST_BYTES, DagFile, Seen, Shared
 from egs_airflow.executors.room import Room
 from egs_airflow.preload.modules import has_cuda
+from egs_core.demand import best, next_s, stays
 
 MOST_AGE_S = 30.0
 """As old as Airflow's own reading of a DAG file may be (`[dag_processor] min_file_process_interval`)."""
@@ -115,7 +116,7 @@ class Ready:
         if self.process is not None or self.is_tried:
             return
         unfit = [file for file, until_s in self.unfit.items() if now_s < until_s]
-        chosen = best(self._seen(), now_s, unfit)
+        chosen = best([one for one in self._seen() if one.file not in unfit], now_s)
         if chosen is None:
             return
         try:
