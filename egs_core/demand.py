@@ -15,8 +15,8 @@ The rate is that of the gaps between bursts that were seen: each as a window aro
 far, since the next one will not be the same. What nobody has seen counts as PRIOR of a gap of which is known only that
 it is as long again as it has lasted. Of several kinds the one with the most seconds to save.
 
-Pure. Airflow's executors have it for processes that have read a DAG file, `egs run --keep-ready` for those that have
-imported modules.
+Pure. Executors of a workflow system have it for processes that have read a pipeline's file, `egs run --keep-ready` for
+those that have imported modules.
 """
 
 from __future__ import annotations
@@ -142,21 +142,22 @@ def stays(one: Arrivals, now_s: float) -> bool:
 
 
 def how_many(one: Arrivals, now_s: float, most: int, worth_s: float = WORTH_S) -> int:
-    """How many should stand ready now. Amid of a burst as many as half of those that were as large had still to come,
-    for all that is worth: they come sooner than another could load."""
+    """How many should stand ready now. Amid of a burst also as many as half of those that were as large had still to
+    come: they come sooner than another could load."""
     if not one.came_s:
         return 0
     bursts, _ = _known(tuple(one.came_s), one.load_s)
     _, last_s, count = bursts[-1]
-    by_rate = 0
-    if now_s - last_s <= max(TOGETHER_S, one.load_s) + LEAD_S:
-        larger = sorted((other for _, _, other in bursts[:-1] if other >= count), reverse=True)
-        if larger:
-            return min(most, larger[(len(larger) - 1) // 2] - count)
-        by_rate = min(most, one.standing)
+    by_rate, to_come = 0, 0
     while by_rate < most and rate(one, by_rate + 1, now_s) * worth_s >= 1.0:
         by_rate += 1
-    return by_rate
+    if now_s - last_s > max(TOGETHER_S, one.load_s) + LEAD_S:
+        return by_rate
+    larger = sorted((other for _, _, other in bursts[:-1] if other >= count), reverse=True)
+    if larger:
+        to_come = larger[(len(larger) - 1) // 2] - count
+        by_rate = min(by_rate, one.standing)  # another one would be late for this burst
+    return max(min(most, to_come), by_rate)
 
 
 def next_s(seen: Iterable[Arrivals], now_s: float, within_s: float) -> float:

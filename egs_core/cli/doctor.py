@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from egs_core.adapter import Check, Surface, adapter_distributions, adapter_names, combined, load_adapter
+from egs_core.client.ready import shown
 from egs_core.compat import installed_version
 from egs_core.errors import EgsError
 from egs_core.mode import VARIABLE, parse_mode
@@ -64,6 +65,7 @@ def diagnose() -> Diagnosis:
     mode, mode_check = current_mode(dict(os.environ))
     adapters = [_adapter_state(name) for name in adapter_names()]
     checks = [python_check(sys.version_info[:3]), mode_check, gpu_check, history_check(), adapters_check(adapters)]
+    checks += ready_checks()
     failed = [check for check in [*checks, *(c for a in adapters for c in a.checks)] if not check.ok]
     return Diagnosis(not failed, checks, installed_packages(), adapters, gpus, mode, list(OWN))
 
@@ -73,6 +75,21 @@ def python_check(found: tuple[int, int, int]) -> Check:
     text = ".".join(map(str, found))
     supported = (3, 11) <= found[:2] <= (3, 13)
     return Check("python", supported, f"{text} at {sys.executable}" if supported else f"{text}; needs 3.11 to 3.13")
+
+
+def ready_checks() -> list[Check]:
+    """One for each keeper of processes that stand ready between runs, `egs run --keep-ready`."""
+    found = []
+    for answer in shown():
+        words = [
+            f"{one.pid} for {one.command} ({one.modules}), {one.size_bytes >> 20} MiB"
+            + ("" if one.loaded_s else ", loading")
+            for one in answer.standing
+        ]
+        found.append(
+            Check("stand ready", True, f"{'; '.join(words) or 'none now'}; all end with: kill {answer.keeper}")
+        )
+    return found
 
 
 def current_mode(environment: dict[str, str]) -> tuple[str, Check]:

@@ -26,6 +26,7 @@ from egs_core.client.mlflow_loss import reader_of
 from egs_core.client.options import option_error
 from egs_core.client.places import Address
 from egs_core.client.python_words import python_words
+from egs_core.client.ready import MOST_READY
 from egs_core.client.supervise import request_of
 from egs_core.client.waiting_words import why_words
 from egs_core.errors import EgsError, InputError
@@ -131,6 +132,15 @@ def run(
             metavar="MODULES", help="Modules, as torch,numpy, that its Python imports while it waits. Repeatable."
         ),
     ] = None,
+    keep_ready: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=MOST_READY,
+            help="With --preload: so many processes may stand ready for the next runs of this command, as runs come; "
+            "egs doctor shows them.",
+        ),
+    ] = 0,
     or_flavor: Annotated[
         list[str] | None,
         typer.Option(help="Where it ends for lack of a GPU's memory it is tried again on this flavor. Repeatable."),
@@ -197,6 +207,7 @@ def run(
         mlflow_loss=mlflow_loss,
         suspends=suspend,
         preload=modules,
+        keep_ready=keep_ready,
     )
     every = [job] if array is None else members(job, array)
     later = [request_of({**fields, "flavors": [one]}) for one in or_flavor or ()]

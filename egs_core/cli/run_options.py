@@ -17,6 +17,7 @@ NEEDS = {
     "--split": (("--gpus", "--gpu-memory"), "there is nothing to split"),
     "--flavor": (("--gpus", "--gpu-memory", "--in"), "there is nothing to choose"),
     "--or-flavor": (("--gpus", "--gpu-memory"), "there is nothing to choose"),
+    "--keep-ready": (("--preload",), "nothing is loaded"),
 }
 """Option -> those of which one has to be there, and why."""
 COUNTED = ("--cpus", "--memory")
@@ -45,6 +46,7 @@ EXCLUDES = {
         "--array": "it tells of one run",
         "--retries": CHECKED,
         "--preload": CHECKED,
+        "--keep-ready": CHECKED,
         "--idle-timeout": CHECKED,
         "--split": "it tells when all its GPUs are free at its start",
         "--mlflow-loss": CHECKED,
@@ -52,11 +54,13 @@ EXCLUDES = {
     "--split": {
         "--gang": "no GPUs are held at the start",
         "--mlflow-loss": "nothing is heard of where it is",
+        "--keep-ready": "what stands ready is for runs with GPUs from start to end",
     },
     "--suspend": {
         "--pty": "a terminal cannot be put aside",
         "--split": "it has no GPUs of its own that it could give way with",
         "--gang": "a gang cannot be put aside",
+        "--keep-ready": "what is put aside has to be below its egs run",
         "--check": CHECKED,
     },
     "--or-flavor": {
@@ -68,6 +72,7 @@ EXCLUDES = {
         "--check": CHECKED,
     },
     "--pty": {"--preload": "its process would begin before it has its terminal"},
+    "--gang": {"--keep-ready": "a gang's processes begin together"},
     "--array": {"--pty": "an array's commands cannot share a terminal"},
 }
 """Option -> those that do nothing beside it, and why."""

@@ -34,7 +34,8 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     idle_s: after so long without work it is ended. torch_env: one of a gang finds what PyTorch's env:// wants.
     or_flavors: of GPUs, on which it is tried again, in order, when it ends for lack of a GPU's memory. mlflow_loss: the
     metric that it logs to MLflow whose latest value is its loss; "": none. suspends: where it is evicted its processes
-    are put aside and go on later. preload: modules that its Python imports while it waits."""
+    are put aside and go on later. preload: modules that its Python imports while it waits; keep_ready: so many
+    processes that have imported them may stand ready between its runs."""
 
     command: list[str]
     folder: str
@@ -52,6 +53,7 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     mlflow_loss: str = ""
     suspends: bool = False
     preload: list[str] = []
+    keep_ready: int = 0
 
     @property
     def request(self) -> dict[str, Any]:

@@ -12,32 +12,21 @@ it. What goes wrong is said in one line, and the command is started as without.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
-import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 
 from egs_core.client import messages as c
 from egs_core.client.groups import LeaseGroup
-from egs_core.client.phases import CUDA_VISIBLE
-from egs_core.client.processes import LEASE_VARIABLE, UNGIVEN, descendants
+from egs_core.client.hooked import Hooked, config_of
+from egs_core.client.processes import descendants
 from egs_core.client.python_words import PLACE, python_words
+from egs_core.client.ready import Ready, Standing
 from egs_core.errors import EgsError, InputError
 
-HOOK = Path(__file__).parent / "site_hook"
-PRELOAD, PYTHONPATH = "EGS_PRELOAD", "PYTHONPATH"
 SOON_S = 30.0
 """Nothing is loaded for a run that is known to start later than in so long."""
 SLOWEST_LOOK_S, UNORDERED_LOOK_S, NEVER_S = 30.0, 5.0, 60.0
-MARK_ROOM = 200  # bytes, for the lease's mark in the process's first environment
-CHUNK = 1 << 16
-END_S, END_LOOK_S = 5.0, 0.005
-"""For so long the end of a killed process is waited for: one that reads from a disk that does not answer has none."""
-DEFAULTS = (signal.SIGPIPE, signal.SIGXFSZ)
-"""Signals that Python ignores, and a command would inherit that."""
 
 
 def modules_of(options: Iterable[str]) -> list[str]:
@@ -56,7 +45,7 @@ def modules_of(options: Iterable[str]) -> list[str]:
 class Loading:
     """Of one run; modules: none for a run that wants none. environment: what its command will have, but for what its
     turn brings; mask: signals that are blocked in it; ask: the run as it is now, raises EgsError; say: tells the user
-    that nothing is loaded, and why."""
+    that nothing is loaded, and why. ready: where one may stand that has loaded already."""
 
     def __init__(
         self,
@@ -66,13 +55,16 @@ class Loading:
         mask: Iterable[int],
         ask: Callable[[str], c.RunView],
         say: Callable[[str], None],
+        ready: Ready | None = None,
     ) -> None:
         self._command, self._modules = list(command), modules
         self._environment, self._mask = environment, mask
         self._ask, self._say = ask, say
-        self._trial: _Hooked | None = None
-        self._process: _Hooked | None = None  # that loads, or has, and waits
-        self._begun: _Hooked | None = None  # the command's, from its turn on
+        self._ready = ready  # until its first turn
+        self._next_s: float | None = None  # since when it is among the next
+        self._trial: Hooked | None = None
+        self._process: Hooked | Standing | None = None  # that loads, or has, and waits
+        self._begun: Hooked | Standing | None = None  # the command's, from its turn on
         self._is_over, self._look_at, self._run = not modules, 0.0, ""
 
     def step(self, run: str, state: str) -> float:
@@ -82,7 +74,7 @@ class Loading:
             return NEVER_S
         if self._process is not None:
             if self._process.has_ended():
-                self._give_up(self._process.why_not() or "its process has ended")
+                self._give_up(self._process.hook.why_not() or "its process has ended")
             return NEVER_S
         if self._trial is not None:
             return self._try()
@@ -90,7 +82,9 @@ class Loading:
         if now >= self._look_at:
             patience_s = self._patience_s()
             if patience_s is None:
-                return self._try()
+                self._next_s = now
+                self._process = self._ready.take(None) if self._ready is not None else None
+                return self._try() if self._process is None else NEVER_S
             self._look_at = now + patience_s
         return self._look_at - now
 
@@ -99,10 +93,13 @@ class Loading:
         there is none. own_group: of processes, which it is to be in instead of one of its own; group: of its lease."""
         process, self._process = self._process, None
         self.close()
+        if self._ready is not None and own_group is None:
+            process = self._taken(self._ready, process)
+        self._ready = None
         if process is None:
             return None
         if process.has_ended():
-            self._tell(process.why_not() or "its process has ended")
+            self._tell(process.hook.why_not() or "its process has ended")
             process.end()
             return None
         if group is not None:
@@ -116,15 +113,28 @@ class Loading:
         self._begun = process
         return process.pid
 
+    def _taken(self, ready: Ready, process: Hooked | Standing | None) -> Hooked | Standing | None:
+        """What stands ready counts runs that had no time to load by themselves."""
+        waited_s = 0.0 if self._next_s is None else time.monotonic() - self._next_s
+        if process is None:
+            return ready.take(waited_s)
+        ready.came(waited_s)
+        return process
+
+    @property
+    def standing(self) -> Standing | None:
+        """The command's process where it stood ready: then it is no child of this one."""
+        return self._begun if isinstance(self._begun, Standing) else None
+
     def was_in_vain(self, pid: int) -> bool:
         """Whether this process, which has ended, was to be the command's and nothing of the command has run in it."""
         process, self._begun = self._begun, None
         if process is None or process.pid != pid:
             return False
-        has_begun = "begun" in process.said()
+        has_begun = "begun" in process.hook.said()
         if not has_begun:
-            self._tell(process.why_not() or "its process has ended")
-        process.close()
+            self._tell(process.hook.why_not() or "its process has ended")
+        process.hook.close()
         return not has_begun
 
     def again(self) -> None:
@@ -155,32 +165,27 @@ class Loading:
     def _try(self) -> float:
         """Whether this Python runs the hook; then the command's own process."""
         try:
+            words = python_words(self._command)
             if self._trial is None:
-                interpreter = python_words(self._command).interpreter
-                self._trial = self._hooked([*interpreter, "-c", ""], is_trial=True)
+                self._trial = Hooked.trial(
+                    words.interpreter, self._config((), words.first), self._environment, self._mask
+                )
             if not self._trial.has_ended():
                 return NEVER_S
-            if "here" not in self._trial.said():
+            if "here" not in self._trial.hook.said():
                 self._give_up(f"{self._command[0]} does not run what it finds by PYTHONPATH as sitecustomize")
                 return NEVER_S
-            self._trial.close()
-            self._trial, self._process = None, self._hooked(self._command, is_trial=False)
+            self._trial.hook.close()
+            config = self._config(self._modules, words.first)
+            self._trial, self._process = None, Hooked(self._command, config, self._environment, self._mask)
         except OSError as error:
             self._give_up(f"{self._command[0]}: {error.strerror}")
         except InputError as error:  # of `egs redo`, for a job of another version
             self._give_up(error.problem)
         return NEVER_S
 
-    def _hooked(self, words: list[str], *, is_trial: bool) -> _Hooked:
-        first = python_words(self._command).first
-        own_path = self._environment.get(PYTHONPATH, "")
-        modules = () if is_trial else self._modules
-        config = [
-            ",".join(modules),
-            os.getcwd() if first == "." else first,
-            f"={own_path}" if PYTHONPATH in self._environment else "",
-        ]
-        return _Hooked(words, config, self._environment, self._mask, is_trial)
+    def _config(self, modules: Iterable[str], first: str) -> list[str]:
+        return config_of(modules, first, os.getcwd(), self._environment)
 
     def _give_up(self, why: str) -> None:
         self.close()
@@ -188,113 +193,3 @@ class Loading:
 
     def _tell(self, why: str) -> None:
         self._say(f"run {self._run}: nothing is loaded ahead: {why}; its command starts as without {PLACE}")
-
-
-class _Hooked:
-    """A process of Python that runs the hook before all else. config: see the hook. Raises OSError."""
-
-    def __init__(
-        self, words: list[str], config: list[str], environment: Mapping[str, str], mask: Iterable[int], is_trial: bool
-    ) -> None:
-        path = os.pathsep.join([str(HOOK), *([own] if (own := environment.get(PYTHONPATH)) else [])])
-        self._shown = {**environment, CUDA_VISIBLE: ""}
-        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._ours.setblocking(False)
-        self._heard, self._has_ended = b"", False
-        nothing = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in range(3)]
-        more = {
-            LEASE_VARIABLE: UNGIVEN.ljust(MARK_ROOM, "-"),
-            PRELOAD: f"{os.getpid()}:{theirs.fileno()}",
-            PYTHONPATH: path,
-        }
-        try:
-            self._send(config)
-            theirs.set_inheritable(True)
-            self.pid = os.posix_spawnp(
-                words[0],
-                words,
-                self._shown | more,
-                file_actions=nothing if is_trial else [],
-                setsigdef=DEFAULTS,
-                setsigmask=mask,
-                setpgroup=0,
-            )
-        except OSError:
-            self._ours.close()
-            raise
-        finally:
-            theirs.close()
-
-    def begin(self, environment: Mapping[str, str], own_group: int | None) -> None:
-        """Its turn. Raises OSError, also where that cannot be told at once."""
-        changed = [f"{name}={value}" for name, value in environment.items() if self._shown.get(name) != value]
-        self._send(["" if own_group is None else str(own_group), environment[LEASE_VARIABLE], *changed])
-
-    def said(self) -> list[str]:
-        """All lines so far."""
-        while True:
-            try:
-                piece = self._ours.recv(CHUNK)
-            except ConnectionResetError:  # it has ended with something unread: what it has said comes after that
-                continue
-            except OSError:
-                break
-            if not piece:
-                break
-            self._heard += piece
-        return self._heard.decode(errors="replace").splitlines()
-
-    def why_not(self) -> str:
-        """Why it is not to be the command's process; "" where it has not said."""
-        return next((line.removeprefix("not ") for line in self.said() if line.startswith("not ")), "")
-
-    def has_ended(self) -> bool:
-        """Then its number may be another's."""
-        if not self._has_ended:
-            try:
-                self._has_ended = os.waitpid(self.pid, os.WNOHANG)[0] == self.pid
-            except ChildProcessError:
-                self._has_ended = True
-        return self._has_ended
-
-    def end(self) -> None:
-        """With all that it has started; also of one that has ended by itself and has left something."""
-        _kill_all(self.pid)
-        until = time.monotonic() + END_S
-        while not self.has_ended() and time.monotonic() < until:
-            time.sleep(END_LOOK_S)
-        self.close()
-
-    def close(self) -> None:
-        """No more is heard of it."""
-        self._ours.close()
-
-    def _send(self, parts: list[str]) -> None:
-        self._ours.send(b"\0".join(os.fsencode(part) for part in parts))
-
-
-def _kill_all(pid: int) -> None:
-    """This child of ours, what is below it, and what is of its group. They are stopped first, so that none starts
-    another meanwhile, or leaves its children to us, where nothing tells them from others."""
-    stopped: list[int] = []
-    while found := [one for one in _all_of(pid) if one not in stopped]:
-        _send_to(found, signal.SIGSTOP)
-        stopped += found
-    _send_to(stopped, signal.SIGKILL)
-
-
-def _all_of(pid: int) -> list[int]:
-    """Of our descendants alone: where this one has ended, its number may be a stranger's."""
-    below = {pid, *(one.pid for one in descendants(pid))}
-    found = []
-    for one in descendants(os.getpid()):
-        with contextlib.suppress(ProcessLookupError):
-            if one.pid in below or os.getpgid(one.pid) == pid:
-                found.append(one.pid)
-    return found
-
-
-def _send_to(pids: Iterable[int], wanted: signal.Signals) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, wanted)

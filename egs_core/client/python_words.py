@@ -31,17 +31,19 @@ HINT = "leave --preload out"
 
 class PythonWords(NamedTuple):
     """interpreter: the program and its own options, up to what it is to run; first: what that has it put in front of
-    `sys.path`: a folder or file, "" or "." for the current folder, as Python writes it or by its name."""
+    `sys.path`: a folder or file, "" or "." for the current folder, as Python writes it or by its name; arguments: what
+    its program finds in `sys.argv` behind its own name."""
 
     interpreter: list[str]
     first: str
+    arguments: list[str]
 
 
 def python_words(command: Sequence[str]) -> PythonWords:
     """Raises InputError where no modules can be loaded before the command's turn.
 
-    >>> python_words(["python3", "-OW", "error", "-Bm", "trainer"])
-    PythonWords(interpreter=['python3', '-OW', 'error', '-B'], first='.')
+    >>> python_words(["python3", "-OW", "error", "-Bm", "trainer", "--lr", "0.1"])
+    PythonWords(interpreter=['python3', '-OW', 'error', '-B'], first='.', arguments=['--lr', '0.1'])
     """
     if not PYTHON.fullmatch(PurePath(command[0]).name):
         problem = f"{command[0]!r} is not Python, and nothing can be imported for it before its turn"
@@ -61,7 +63,8 @@ def python_words(command: Sequence[str]) -> PythonWords:
             if letter in UNFIT:
                 raise InputError(PLACE, f"Python is given -{letter}: {UNFIT[letter]}", f"{HINT}, or -{letter}")
             if letter in PROGRAM:
-                return PythonWords(own + ([word[: 1 + at]] if at else []), PROGRAM[letter])
+                arguments = left if word[2 + at :] else left[1:]
+                return PythonWords(own + ([word[: 1 + at]] if at else []), PROGRAM[letter], arguments)
             if letter in WITH_VALUE:
                 value = left[:1] if at == len(word) - 2 else []
                 del left[: len(value)]
@@ -73,7 +76,7 @@ def python_words(command: Sequence[str]) -> PythonWords:
         del left[0]
     if not left:
         raise InputError(PLACE, "Python is given no program", f"name one, or {HINT}")
-    return PythonWords(own, "" if left[0] == "-" else _place_of(left[0]))
+    return PythonWords(own, "" if left[0] == "-" else _place_of(left[0]), left[1:])
 
 
 def _place_of(program: str) -> str:

@@ -39,6 +39,16 @@ class SignalQueue:
     def close(self) -> None:
         os.close(self._file)
 
+    def fileno(self) -> int:
+        return int(self._file)
+
+    def watch(self, handle: int) -> None:
+        """Do not wait for a signal while this can be read."""
+        self._poll.register(handle, select.POLLIN)
+
+    def leave(self, handle: int) -> None:
+        self._poll.unregister(handle)
+
     def next(self, patience_s: float) -> signal.Signals | None:
         """The next one; None when there is none in time."""
         if not self._poll.poll(patience_s * 1000):

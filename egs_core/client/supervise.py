@@ -25,17 +25,20 @@ import msgspec
 from egs_core.client import late_ends
 from egs_core.client import messages as c
 from egs_core.client.arguments import written
+from egs_core.client.below import Below
 from egs_core.client.error_tail import ErrorTail
 from egs_core.client.groups import LeaseGroup, make_group
+from egs_core.client.hooked import DEFAULTS
 from egs_core.client.http import Refused, SiteClient, Unreachable, where_to_look
 from egs_core.client.idle import ACTIVITY, IdleWatch
 from egs_core.client.jobs import Job
 from egs_core.client.link import AGAIN_S, WAKE, Ended, Link, Say
-from egs_core.client.loading import DEFAULTS, Loading
+from egs_core.client.loading import Loading
 from egs_core.client.mlflow_loss import loss_of
 from egs_core.client.phases import CUDA_VISIBLE, REQUEST
 from egs_core.client.places import TOKEN, TOKEN_FILE
-from egs_core.client.processes import LEASE_VARIABLE, adopt_orphans, descendants, handles, process
+from egs_core.client.processes import LEASE_VARIABLE, adopt_orphans, handles, process
+from egs_core.client.ready import Ready
 from egs_core.client.signals import SignalQueue
 from egs_core.client.suspending import Suspension
 from egs_core.client.terminal import Terminal
@@ -72,6 +75,7 @@ class Supervisor:
         self._version = 0  # news of earlier ones is old
         self._mlflow = loss_of(job.mlflow_loss, os.environ, say)
         self._loading: Loading  # from `run` on
+        self._below: Below  # of the command's last start
         self._errors: ErrorTail | None = None  # where it may be tried again on another flavor
         self.lack = ""  # of a GPU's memory, by which the command has ended
         self.flavor = ""  # of the GPUs that it had
@@ -80,13 +84,19 @@ class Supervisor:
         """From the request to the exit code. known: called once the server has the run. Raises EgsError for a request
         that is refused."""
         request = request_of(self._job.request)
-        adopt_orphans()
         ignored = {one for one in FORWARDED if signal.getsignal(one) is signal.SIG_IGN}
         taken = {*FORWARDED, WAKE, signal.SIGCHLD} - ignored
         self._mask = set(signal.pthread_sigmask(signal.SIG_BLOCK, taken))
         self._signals = SignalQueue(taken)
         ask, modules = self._client.view, self._job.preload
-        self._loading = Loading(self._command, modules, _environment(), self._mask, ask, self._say)
+        environment = _environment()
+        ready: Ready | None = None
+        if self._job.keep_ready:
+            ready = Ready(self._command, modules, environment, self._mask, self._job.keep_ready, self._say)
+            ready.start()
+        adopt_orphans()
+        self._below = Below(self._signals)
+        self._loading = Loading(self._command, modules, environment, self._mask, ask, self._say, ready)
         try:
             view = self._submit(request)
             if view.notice and not self._job.index:  # an array says it once
@@ -198,12 +208,15 @@ class Supervisor:
                 if not child and self._is_to_end:  # a signal came while it could not go on
                     code = ABORTED
                     break
-                child = child or self._start(lease, view.gang)
-                link.processes = tuple(descendants(os.getpid()))
+                if not child:
+                    child = self._start(lease, view.gang)
+                    self._below = Below(self._signals, self._loading.standing)
+                link.processes = self._below.processes()
                 try:
                     code = self._watch(child, view, link)
                 finally:
                     self._close_terminal()
+                    self._below.close()
                 if self._suspension:
                     return code
                 if not self._is_to_end and self._loading.was_in_vain(child):
@@ -328,7 +341,7 @@ class Supervisor:
         has_told = False
         idle = self._idle_watch(view)
         while True:
-            code, is_empty = self._reap(child, code)
+            code, is_empty = self._below.reap(child, code)
             if is_empty and code is not None:
                 return code
             if code is not None and not has_told and (left := self._left()):
@@ -362,7 +375,7 @@ class Supervisor:
                     kill_at = time.monotonic() + news.grace_s
             if kill_at is not None and time.monotonic() >= kill_at:
                 self._send(signal.SIGKILL, None)
-            link.processes = tuple(descendants(os.getpid()))
+            link.processes = self._below.processes()
             if idle is not None and kill_at is None and self._is_idle(idle, link.processes):
                 self._say(f"run {view.id} has to end: idle for {self._job.idle_s:g} s: no work measured, none told")
                 self._is_to_end = self._was_idle = True
@@ -377,42 +390,29 @@ class Supervisor:
     def _is_idle(self, idle: IdleWatch, processes: tuple[c.Process, ...]) -> bool:
         return self._job.idle_s is not None and idle.idle_s(processes, time.monotonic()) >= self._job.idle_s
 
-    def _reap(self, child: int, code: int | None) -> tuple[int | None, bool]:
-        """The command's exit code when it has ended, and whether no process is left below this one."""
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return code, True
-            if pid == 0:
-                return code, False
-            if pid == child:
-                ended = os.waitstatus_to_exitcode(status)
-                code = ended if ended >= 0 else 128 - ended
-
     def _wait_for_all(self) -> None:
-        while not self._reap(0, None)[1]:
+        while not self._below.reap(0, None)[1]:
             self._is_to_end = self._signal(LOOK_S) in ENDING or self._is_to_end
 
     def _send(self, wanted: signal.Signals, pid: int | None) -> None:
         """To one process, or (None) to all of the command."""
         if pid is None and wanted is signal.SIGKILL and self._group is not None:
             self._group.kill()
-        for one in [pid] if pid is not None else [one.pid for one in descendants(os.getpid())]:
+        for one in [pid] if pid is not None else [one.pid for one in self._below.processes()]:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(one, wanted)
 
     def _ask_for_checkpoint(self, view: c.RunView) -> None:
         """Of those processes that would not die of the signal."""
         self._checkpoints, wanted = view.checkpoints, signal.Signals[f"SIG{view.checkpoint_signal}"]
-        able = [one.pid for one in descendants(os.getpid()) if handles(one.pid, wanted)]
+        able = [one.pid for one in self._below.processes() if handles(one.pid, wanted)]
         for pid in able:
             self._send(wanted, pid)
         if not able:
             self._say(f"run {view.id} is asked for a checkpoint, but no process of it handles {wanted.name}")
 
     def _left(self) -> str:
-        return ", ".join(str(one.pid) for one in descendants(os.getpid())[:5])
+        return ", ".join(str(one.pid) for one in self._below.processes()[:5])
 
     def _signal(self, patience_s: float) -> signal.Signals | None:
         """The next signal; None when there is none in time."""

@@ -35,7 +35,7 @@ def test_a_chain_that_is_quicker_than_loading_has_processes_for_all_of_it_and_no
 
 def test_in_the_first_burst_what_stands_stays_and_nothing_stands_for_what_never_came() -> None:
     assert how_many(Line([]), 0.0, 6) == 0
-    assert how_many(Line([0.0], standing=2), LEAD_S, 6, worth_s=0.1) == 2
+    assert how_many(Line([0.0], standing=1), LEAD_S, 6, worth_s=60.0) == 6
     assert how_many(Line([0.0], standing=2), 600.0, 6) == 0
 
 

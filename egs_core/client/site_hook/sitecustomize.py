@@ -2,7 +2,10 @@
 
     Python starts ─► this file: imports ─► waits for its turn ─► environment, group ─► what Python was called with
                         │                        ▲
-                        └─ here, loaded, begun ─►└─ `egs run` (`egs_core.client.loading`)
+                        └─ here, loaded, begun ─►└─ `egs run` (`egs_core.client.hooked`)
+
+One that stands ready for a run that has not come yet (`egs_core.client.keeper`) is told that by a third part of its
+configuration, the length of its last argument, which leaves room. At its turn it gets the arguments and streams, too.
 
 Nothing leads out of `_main` but a turn: whatever goes wrong ends the process, and the command is started as ever. What
 comes after is Python's own: its arguments, `__main__`, tracebacks, exit code are those of a command without all this.
@@ -19,10 +22,11 @@ FAILED, INTERRUPTED = 120, 130
 SIGKILL = 9  # without the module `signal`
 CLOCK_NS = 20000000  # by so much a file's time of change may be earlier than the change
 MOST_BYTES = 1 << 20  # of a message
+PACKAGES = ("site-packages", "dist-packages")
 NVIDIA = "/dev/nvidia"
 DRIVER = b"/libcuda.so"  # CUDA's runtime loads it with its first call
 MARK = b"EGS_LEASE="
-ENV_BEGIN, ENV_END = 47, 48  # in `/proc/PID/stat`, from the state on
+ARGUMENTS_END, ENV_BEGIN, ENV_END = 46, 47, 48  # in `/proc/PID/stat`, from the state on
 
 
 class _Unfit(Exception):
@@ -38,13 +42,13 @@ def _main() -> "Exception | None":
             os._exit(FAILED)  # a program that is called python has started this one, or `egs run` is gone
         handle = int(number)
         os.set_inheritable(handle, False)
-        names, first, own_path = _heard(handle).split(b"\0")
+        names, first, own_path, *room = _heard(handle).split(b"\0")
         _hide(own_path)
         _tell(handle, "here")
         if not names:
             os._exit(0)  # that was all that it was started for
         error = _own_sitecustomize()
-        _load(handle, os.fsdecode(names).split(","), os.fsdecode(first))
+        _load(handle, os.fsdecode(names).split(","), os.fsdecode(first), int(room[0]) if room else 0)
         return error
     except BaseException as reason:
         _end(handle, reason)
@@ -111,9 +115,13 @@ def _own_sitecustomize() -> "Exception | None":
     return None
 
 
-def _load(handle: int, names: "list[str]", first: str) -> None:
-    """Import, wait for the turn, and be the command's process. first: what Python will put in front of `sys.path`."""
+def _load(handle: int, names: "list[str]", first: str, room: int) -> None:
+    """Import, wait for the turn, and be the command's process. first: what Python will put in front of `sys.path`;
+    room: of the last argument where it stands ready, else 0."""
     began, since_ns, known = time.perf_counter(), time.time_ns() - CLOCK_NS, set(sys.modules)
+    if room:
+        del sys.argv[-1]
+        getattr(sys, "orig_argv", [""]).pop()
     is_put = not getattr(sys.flags, "safe_path", False)
     if is_put:
         sys.path.insert(0, first)
@@ -124,25 +132,97 @@ def _load(handle: int, names: "list[str]", first: str) -> None:
             raise _Unfit(f"{name}: {type(error).__name__}: {error}") from None
     if is_put:
         sys.path.remove(first)
-    if _has_cuda():
-        raise _Unfit("what is imported initialises CUDA, or asks it for GPUs, and would see no GPU later either")
-    stamps = _stamps(known)
-    changed = [name for name, (changed_ns, _) in stamps.items() if changed_ns >= since_ns]
+    _check_cuda()
+    stamps: dict[str, tuple[int, int] | None] = dict(_stamps(set() if room else known))
+    if room:
+        stamps.update((name, _stamp(name)) for name in _installed())
+    changed = [name for name, stamp in stamps.items() if stamp is not None and stamp[0] >= since_ns]
     if changed:
         raise _Unfit(f"{changed[0]} has changed while it was loaded")
     _tell(handle, f"loaded {time.perf_counter() - began:.3f}")
-    group, mark, *variables = _heard(handle).split(b"\0")
+    arguments: list[bytes] = []
+    streams: list[int] = []
+    if room:
+        group, mark, count, *variables = _heard_with(handle, streams).split(b"\0")
+        arguments, variables = variables[: int(count)], variables[int(count) :]
+        _check_cuda()
+        sys.path_importer_cache.clear()  # what is in folders may have changed
+    else:
+        group, mark, *variables = _heard(handle).split(b"\0")
     changed = [name for name, stamp in stamps.items() if _stamp(name) != stamp]
     if changed:
         raise _Unfit(f"{changed[0]} has changed since it was loaded")
     if group:
         os.setpgid(0, int(group))
-    _show(mark)
+    _show(mark, arguments, room)
     for variable in variables:
         key, _, value = variable.partition(b"=")
         os.environb[key] = value
     _tell(handle, "begun")  # fails where `egs run` is gone: a server that saw no mark yet may have taken its lease back
     os.close(handle)
+    if room:
+        words = [os.fsdecode(word) for word in arguments]
+        sys.argv += words
+        getattr(sys, "orig_argv", []).extend(words)
+        _take(streams)
+
+
+def _heard_with(handle: int, handles: "list[int]") -> bytes:
+    """The next message, and the three streams that come with it, which are added to handles."""
+    is_new = "_socket" not in sys.modules
+    import _socket
+
+    if is_new:
+        del sys.modules["_socket"]
+    ours = _socket.socket(-1, -1, -1, os.dup(handle))
+    found, more, _, _ = ours.recvmsg(MOST_BYTES, _socket.CMSG_SPACE(12))
+    ours.close()
+    if not found:
+        _leave(FAILED)
+    for _, _, data in more:
+        handles += [int.from_bytes(data[at : at + 4], sys.byteorder) for at in range(0, len(data), 4)]
+    if len(handles) != 3:
+        raise _Unfit("its standard streams could not be handed over")
+    return found
+
+
+def _take(streams: "list[int]") -> None:
+    """Have these as standard input, output and error. What imports have written comes first."""
+    for number, handle in enumerate(streams):
+        written = _written(number) if number else b""
+        os.dup2(handle, number)
+        os.close(handle)
+        try:
+            while written:
+                written = written[os.write(number, written) :]
+        except OSError:
+            pass  # nobody reads it
+
+
+def _written(number: int) -> bytes:
+    """To the pipe or file that stands for a standard stream so far."""
+    found, handle = b"", os.open(f"/proc/self/fd/{number}", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        while True:
+            piece = os.read(handle, MOST_BYTES)
+            if not piece:
+                break
+            found += piece
+    except BlockingIOError:
+        pass
+    finally:
+        os.close(handle)
+    return found
+
+
+def _installed() -> "list[str]":
+    """What a Python that starts later may find otherwise: itself, its environment, what is installed there."""
+    found = [sys.executable, os.path.realpath(sys.executable), os.path.join(sys.prefix, "pyvenv.cfg")]
+    for folder in sys.path:
+        if os.path.basename(folder) in PACKAGES and os.path.isdir(folder):
+            found.append(folder)
+            found += [os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".pth")]
+    return found
 
 
 def _stamps(known: "set[str]") -> "dict[str, tuple[int, int]]":
@@ -159,6 +239,11 @@ def _stamp(name: str) -> "tuple[int, int] | None":
     except OSError:
         return None
     return found.st_mtime_ns, found.st_size
+
+
+def _check_cuda() -> None:
+    if _has_cuda():
+        raise _Unfit("what is imported initialises CUDA, or asks it for GPUs, and would see no GPU later either")
 
 
 def _has_cuda() -> bool:
@@ -178,14 +263,17 @@ def _has_cuda() -> bool:
     return False
 
 
-def _show(mark: bytes) -> None:
+def _show(mark: bytes, arguments: "list[bytes]", words_room: int) -> None:
     """Write the lease's mark where the kernel shows with which environment this process was started: by that a server
-    finds it, and what is forked from it. Room was left for it there."""
+    finds it, and what is forked from it. Room was left for it there, and for arguments, which `ps` shows."""
     with open("/proc/self/stat", "rb") as file:
         fields = file.read().rpartition(b")")[2].split()
     begin, end = int(fields[ENV_BEGIN]), int(fields[ENV_END])
     memory = os.open("/proc/self/mem", os.O_RDWR | os.O_CLOEXEC)
     try:
+        if words_room:
+            shown_words = b"".join(word + b"\0" for word in arguments)[:words_room].ljust(words_room, b"\0")
+            os.pwrite(memory, shown_words, int(fields[ARGUMENTS_END]) - words_room - 1)
         shown = b"\0" + os.pread(memory, end - begin, begin)
         at = shown.index(b"\0" + MARK) + len(MARK)
         room = shown.index(b"\0", at + 1) - at - 1

@@ -151,7 +151,7 @@ def test_what_has_asked_cuda_for_gpus_is_not_the_commands(
     def has_settled() -> bool:
         loading.step("2", "waiting")
         process = loading._process
-        return bool(told) or (process is not None and any(line.startswith("loaded ") for line in process.said()))
+        return bool(told) or (process is not None and any(line.startswith("loaded ") for line in process.hook.said()))
 
     try:
         wait_until(has_settled, "it was not loaded")

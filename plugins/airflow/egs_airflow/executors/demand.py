@@ -1,5 +1,5 @@
-"""What all processes of an executor know of when tasks of DAG files came: by that `egs_core.demand` says for which files
-processes should stand ready, how many, and when."""
+"""What all processes of an executor know of when tasks of DAG files came: by that `egs_core.demand` says for which
+files processes should stand ready, how many, and when."""
 
 from __future__ import annotations
 

@@ -4,12 +4,12 @@
     with      fork ─ read DAG file ─ ... ─ a task is taken ─ (running, holds its slot) ─ user's code
 
 A process of LocalExecutor that waits for work forks the process of its next task, and that reads the DAG file of which
-`egs_core.demand` says that one more is worth it, by when tasks came. It is Airflow's own process of a task in all: with its own
-pipes, from which its output goes to the task's log, and used for one task only. It is not taken where anything could be
-otherwise than in a process that begins with the task: another file, version or coordinator; a file, or a module that it
-imported, has changed; it was read more than MOST_AGE_S ago. A DAG file has no such process at all that does not lie in
-a folder on this machine, has an error, asks for a Variable, a Connection or which task it is read for, or initialises
-CUDA.
+`egs_core.demand` says that one more is worth it, by when tasks came. It is Airflow's own process of a task in all:
+with its own pipes, from which its output goes to the task's log, and used for one task only. It is not taken where
+anything could be otherwise than in a process that begins with the task: another file, version or coordinator; a file,
+or a module that it imported, has changed; it was read more than MOST_AGE_S ago. A DAG file has no such process at all
+that does not lie in a folder on this machine, has an error, asks for a Variable, a Connection or which task it is read
+for, or initialises CUDA.
 
 Whatever goes wrong here, the task has a process as ever.
 """

@@ -1,0 +1,301 @@
+"""The keeper of processes that stand ready between runs of `egs run --keep-ready`: `python -m egs_core.client.keeper
+SOCKET`, which such a run starts where there is none. It learns when runs of a line come, has as many processes stand as
+`egs_core.demand` says that are worth it, as long as the host's memory has room for them, hands them to runs, and ends
+when there is nothing to wait for. What stands ready ends with it.
+
+    keeper ─ fork ─► holder (`holder`) ─ spawn ─► the command's Python, which imports and waits
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from egs_core.client.holder import hold
+from egs_core.client.hooked import Hook
+from egs_core.client.ready import ANSWER_S, LOCK, MOST_BYTES, Answer, Ask, Line, Shown, connected
+from egs_core.demand import LEAD_S, MOST_TIMES, how_many, last_s, next_s
+
+WORTH_S = 120.0
+"""So long a process stands ready, in the mean, for one run that finds it. Twice the default, which is for processes
+that load again each 30 s."""
+FIRST_LOAD_S = 5.0
+"""What loading is taken to need before it was seen."""
+MOST_LINES = 12
+UNFIT_S, CHANGED_S = 600.0, 5.0
+"""So long nothing is loaded for a line for which something could not be; or where that has only changed meanwhile."""
+LOADING_S = 600.0
+"""What has not loaded in so long never will."""
+IDLE_S = 3600.0
+"""So long after the last run a keeper ends for which nothing stands, and no window is to come."""
+LOOK_S, SELDOM_S, AGAIN_S = 1.0, 60.0, 0.1
+SPARE = 0.1
+"""Of the host's memory, or of the control group's: none is loaded where less would be left; where half of that is left
+all that stand end."""
+FIRST_BYTES = 1 << 29
+"""What one is taken to need before one was seen."""
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class Stands:
+    """One process, with what holds it. hook, pid: once it has begun; loaded_s: once it has loaded."""
+
+    def __init__(self, line: Line) -> None:
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.control.setblocking(False)
+        self.began_s, self.pid, self.loaded_s = time.monotonic(), 0, 0.0
+        self.hook: Hook | None = None
+        self.why, self.is_over = "", False
+        self.holder = os.fork()
+        if self.holder == 0:
+            hold(line, theirs)
+        theirs.close()
+
+    def look(self) -> None:
+        """What was said meanwhile."""
+        while True:
+            try:
+                message, handles, _, _ = socket.recv_fds(self.control, MOST_BYTES, 1)
+            except BlockingIOError:
+                break
+            except OSError:
+                message, handles = b"", []
+            kind, _, rest = message.decode(errors="replace").partition(" ")
+            if kind == "pid":
+                self.pid, self.hook = int(rest), Hook(socket.socket(fileno=handles[0]))
+            elif kind == "not":
+                self.why = rest
+            if kind != "pid":  # it has ended, in one way or another
+                self.is_over = True
+                break
+        if self.hook is not None:
+            loaded = next((line for line in self.hook.said() if line.startswith("loaded ")), "")
+            self.loaded_s = float(loaded.split()[1]) if loaded else 0.0
+            self.why = self.why or self.hook.why_not()
+        self.is_over = self.is_over or bool(self.why) or (not self.loaded_s and self._has_taken_too_long())
+
+    def close(self) -> None:
+        """It ends, unless somebody else has its sockets now."""
+        self.control.close()
+        if self.hook is not None:
+            self.hook.close()
+
+    def size_bytes(self) -> int:
+        try:
+            return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * PAGE
+        except (OSError, IndexError):
+            return 0
+
+    def _has_taken_too_long(self) -> bool:
+        return time.monotonic() - self.began_s > LOADING_S
+
+
+class Known:
+    """What is known of a line."""
+
+    def __init__(self, line: Line) -> None:
+        self.line, self.most = line, 0
+        self.came_s: list[float] = []
+        self.load_s = FIRST_LOAD_S
+        self.stands: list[Stands] = []
+        self.unfit_until_s, self.why = 0.0, ""
+        self.size_bytes = FIRST_BYTES
+
+    @property
+    def standing(self) -> int:
+        return len(self.stands)
+
+    def look(self, now_s: float) -> None:
+        for one in self.stands:
+            was_loaded = one.loaded_s
+            one.look()
+            if one.loaded_s and not was_loaded:
+                self.load_s, self.size_bytes = one.loaded_s, one.size_bytes() or self.size_bytes
+            if one.is_over:
+                one.close()
+                if one.why:
+                    self.why = one.why
+                    self.unfit_until_s = now_s + (CHANGED_S if "has changed" in one.why else UNFIT_S)
+        self.stands = [one for one in self.stands if not one.is_over]
+
+    def have(self, wanted: int, room_bytes: int) -> None:
+        """So many stand, if there is room."""
+        while len(self.stands) > wanted:
+            self.stands.pop().close()
+        loading = sum(not one.loaded_s for one in self.stands)
+        while len(self.stands) < wanted and (loading + 1) * self.size_bytes <= room_bytes:
+            self.stands.append(Stands(self.line))
+            loading += 1
+
+    def taken(self) -> Stands | None:
+        """The one that has stood longest of those that have loaded."""
+        found = next((one for one in self.stands if one.loaded_s), None)
+        if found is not None:
+            self.stands.remove(found)
+        return found
+
+
+class Keeper:
+    """path: of its socket, at which it listens."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._lines = path, dict[bytes, Known]()
+        path.unlink(missing_ok=True)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(str(path))
+        self._listener.listen(64)
+        self._inode, self._asked_s = path.stat().st_ino, time.monotonic()
+
+    def run(self) -> None:
+        """Until there is nothing to wait for."""
+        while self._is_needed():
+            look_s, stands = self.look(), [one for known in self._lines.values() for one in known.stands]
+            heard = [one.control.fileno() for one in stands]
+            heard += [one.hook.fileno() for one in stands if one.hook is not None]
+            ready = select.select([self._listener.fileno(), *heard], [], [], look_s)[0]
+            if self._listener.fileno() in ready:
+                to, _ = self._listener.accept()
+                with to:
+                    self._answer(to)
+            _reap()
+        self._path.unlink(missing_ok=True)
+        for known in self._lines.values():
+            known.have(0, 0)
+
+    def first(self, ask: Ask) -> None:
+        """Of the run that has started it."""
+        self._heard(ask)
+
+    def look(self) -> float:
+        """Have as many stand as should. After how long to look again."""
+        now_s, room = time.monotonic(), room_bytes()
+        for known in self._lines.values():
+            known.look(now_s)
+            is_fit = now_s >= known.unfit_until_s and room > -1
+            wanted = how_many(known, now_s, known.most, WORTH_S) if is_fit else 0
+            known.have(wanted, room)
+        if any(known.stands for known in self._lines.values()):
+            return LOOK_S
+        return max(LOOK_S, next_s(self._lines.values(), now_s, SELDOM_S) - now_s)
+
+    def _is_needed(self) -> bool:
+        now_s = time.monotonic()
+        try:
+            if self._path.stat().st_ino != self._inode:
+                return False
+        except OSError:  # its folder is gone
+            return False
+        is_worth_it = any(known.stands or now_s < last_s(known) + LEAD_S for known in self._lines.values())
+        return is_worth_it or now_s < self._asked_s + IDLE_S
+
+    def _answer(self, to: socket.socket) -> None:
+        to.settimeout(ANSWER_S)
+        try:
+            ask = msgspec.json.decode(to.recv(MOST_BYTES), type=Ask)
+            if ask.line is None:
+                to.send(msgspec.json.encode(Answer(os.getpid(), standing=self._shown())))
+                return
+            known, now_s = self._heard(ask), time.monotonic()
+            known.look(now_s)
+            one = known.taken() if ask.wants else None
+            if one is None or one.hook is None:
+                to.send(msgspec.json.encode(Answer(os.getpid(), why=known.why if now_s < known.unfit_until_s else "")))
+                return
+            handles = [one.control.fileno(), one.hook.fileno()]
+            socket.send_fds(to, [msgspec.json.encode(Answer(os.getpid(), one.pid, one.holder))], handles)
+            one.close()
+        except (OSError, msgspec.MsgspecError):
+            pass
+
+    def _heard(self, ask: Ask) -> Known:
+        assert ask.line is not None
+        self._asked_s = now_s = time.monotonic()
+        key = msgspec.json.encode(ask.line)
+        known = self._lines.pop(key, None) or Known(ask.line)
+        self._lines[key] = known  # the newest last
+        known.most = ask.most
+        if ask.waited_s is not None and ask.waited_s < known.load_s:
+            known.came_s = [*known.came_s, now_s - ask.waited_s][-MOST_TIMES:]
+        while len(self._lines) > MOST_LINES:
+            self._lines.pop(next(iter(self._lines))).have(0, 0)
+        return known
+
+    def _shown(self) -> list[Shown]:
+        return [
+            Shown(one.pid, " ".join(known.line.command), ",".join(known.line.modules), one.loaded_s, one.size_bytes())
+            for known in self._lines.values()
+            for one in known.stands
+        ]
+
+
+def room_bytes() -> int:
+    """Of memory that may be used for what stands ready; -1 where all that stand should end."""
+    found = []
+    try:
+        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        total, free = (int(lines[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
+        found.append((total, free))
+        group = Path("/sys/fs/cgroup") / _group()
+        limit = int((group / "memory.max").read_text())
+        found.append((limit, limit - int((group / "memory.current").read_text())))
+    except (OSError, KeyError, ValueError):  # no such file, or "max"
+        pass
+    if any(free < total * SPARE / 2 for total, free in found):
+        return -1
+    return max(0, min((free - int(total * SPARE) for total, free in found), default=0))
+
+
+def _group() -> str:
+    lines = Path("/proc/self/cgroup").read_text().splitlines()
+    return next((line[4:] for line in lines if line.startswith("0::/")), "")
+
+
+def _reap() -> None:
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+
+
+def main(words: list[str]) -> None:
+    path = Path(words[0])
+    ask = sys.stdin.buffer.read()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.chdir("/")
+    lock = os.open(path.with_suffix(LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:  # another one has begun meanwhile
+        _pass_on(path, ask)
+        return
+    keeper = Keeper(path)
+    keeper.first(msgspec.json.decode(ask, type=Ask))
+    gc.collect()
+    gc.freeze()
+    keeper.run()
+
+
+def _pass_on(path: Path, ask: bytes) -> None:
+    until = time.monotonic() + 10 * ANSWER_S
+    while time.monotonic() < until:
+        try:
+            with connected(path) as to:
+                to.send(ask)
+                to.recv(MOST_BYTES)
+            return
+        except OSError:
+            time.sleep(AGAIN_S)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,293 @@
+"""`egs run --keep-ready`: what a run and the keeper of what stands ready between runs say to each other, and a run's
+part in it.
+
+    egs run ── Ask: its turn has come, one is wanted ──► keeper
+            ◄── Answer, with two sockets ─────────────── one to what holds the process, one to the hook in it
+            ── taken ─► holder      ── arguments, variables, streams ─► hook     the keeper has no part in it any more
+            ◄── ended CODE, over ── holder
+
+One keeper a user and surroundings (`surroundings`): its socket's name is made of them, and what stands ready is
+compared once more when it is taken. A line is what its runs have in common; of another one nothing is taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import socket
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from egs_core.client.hooked import END_LOOK_S, END_S, HOOK, Hook
+from egs_core.client.messages import Process
+from egs_core.client.places import TOKEN, TOKEN_FILE
+from egs_core.client.processes import LEASE_VARIABLE, is_alive, process
+from egs_core.client.python_words import python_words
+from egs_core.client.surroundings import (
+    FOLDER,
+    fixed,
+    hands_down_files,
+    is_in_foreground,
+    streams,
+    surroundings,
+)
+from egs_core.errors import InputError
+
+PREFIX, SOCKET, LOCK = "ready-", ".sock", ".lock"
+MOST_READY = 16
+ANSWER_S = 1.0
+"""So long the keeper may take to answer; then it starts as without."""
+MOST_BYTES = 160_000
+"""Of a message: Linux takes no longer ones on such a socket by default."""
+CODE = ("keeper.py", "holder.py", "ready.py", "hooked.py")
+MOST_HOME = 50
+"""Letters of the folder in which that of sockets is: the path of one has 107 at most."""
+TAKEN = b"taken"
+
+
+class Line(msgspec.Struct, frozen=True):
+    """What runs have in common that are served by the same processes. command: without what its program finds as
+    arguments; environment: without what differs from run to run; streams: their kinds."""
+
+    command: list[str]
+    folder: str
+    modules: list[str]
+    environment: dict[str, str]
+    mask: list[int]
+    streams: list[str]
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """line: None to be shown all. most: so many may stand ready for it. wants: one, now. waited_s: the run has its
+    turn, and has waited so long for it since it was among the next; None: it has not."""
+
+    line: Line | None = None
+    most: int = 0
+    wants: bool = False
+    waited_s: float | None = None
+
+
+class Shown(msgspec.Struct, frozen=True):
+    """One process that stands ready. loaded_s: what loading took; None: it loads."""
+
+    pid: int
+    command: str
+    modules: str
+    loaded_s: float | None
+    size_bytes: int
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """keeper: its number; pid, holder: of the process that comes with it, 0 for none; why: none stands ready for the
+    line."""
+
+    keeper: int
+    pid: int = 0
+    holder: int = 0
+    why: str = ""
+    standing: list[Shown] = []
+
+
+class Ready:
+    """One run's. environment, mask: of its command; most: that may stand ready; say: tells the user one line."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        modules: Sequence[str],
+        environment: Mapping[str, str],
+        mask: Iterable[int],
+        most: int,
+        say: Callable[[str], None],
+    ) -> None:
+        self._say, self._most = say, most
+        self._own = surroundings()
+        self._is_first = self._is_over = False
+        self._path = Path()
+        self._line: Line | None = None
+        why = _why_not(environment)
+        found = streams()
+        if why or found is None:
+            self._give_up(why or "its standard streams are a terminal, a socket or a device")
+            return
+        try:
+            self._arguments = python_words(command).arguments
+        except InputError as error:  # of `egs redo`, for a job of another version
+            self._give_up(error.problem)
+            return
+        same = dict(sorted(fixed(environment).items()))
+        words = list(command[: len(command) - len(self._arguments)])
+        self._line = Line(words, os.getcwd(), list(modules), same, sorted(map(int, mask)), found)
+
+    def start(self) -> None:
+        """Have a keeper. Where there is none, one is begun, and is told of this run. Only where this process has one
+        thread, and before it takes care of orphans: the keeper is to be none of its own."""
+        if self._line is None:
+            return
+        try:
+            self._path = folder() / (PREFIX + _name(self._own) + SOCKET)
+            with connected(self._path):
+                return
+        except OSError:
+            pass
+        try:
+            first = msgspec.json.encode(Ask(self._line, self._most, waited_s=0.0))
+            if len(first) > MOST_BYTES:
+                self._give_up("its environment is too large")
+                return
+            _start_keeper(self._path, first)
+            self._is_first = True
+        except (OSError, UnicodeError) as error:
+            self._give_up(f"nothing can stand ready: {error}")
+
+    def take(self, waited_s: float | None) -> Standing | None:
+        """One that stands ready, if any. waited_s: of a run that has its turn; None of one that waits."""
+        answer, handles = self._asked(wants=True, waited_s=waited_s)
+        if answer.why:
+            self._give_up(answer.why)
+        one = process(answer.pid) if answer.pid else None
+        if self._line is None or one is None or len(handles) != 2:
+            for handle in handles:
+                os.close(handle)
+            return None
+        standing = Standing(one, answer.holder, handles, self._line, self._arguments)
+        if differs := [name for name, value in surroundings(one.pid).items() if value != self._own[name]]:
+            standing.end()
+            self._give_up(f"{', '.join(differs)} of what stands ready is another")
+            return None
+        return standing
+
+    def came(self, waited_s: float) -> None:
+        """The run has its turn, and takes none."""
+        self._asked(wants=False, waited_s=waited_s)
+
+    def _asked(self, *, wants: bool, waited_s: float | None) -> tuple[Answer, list[int]]:
+        if self._line is None or self._is_over or (self._is_first and not wants):
+            return Answer(0), []
+        try:
+            with connected(self._path) as to:
+                to.send(msgspec.json.encode(Ask(self._line, self._most, wants, None if self._is_first else waited_s)))
+                message, handles, _, _ = socket.recv_fds(to, MOST_BYTES, 2)
+            return msgspec.json.decode(message, type=Answer), handles
+        except (OSError, UnicodeError, msgspec.MsgspecError):  # no keeper, or a busy one
+            return Answer(0), []
+
+    def _give_up(self, why: str) -> None:
+        self._is_over = True
+        self._say(f"nothing stands ready for it: {why}; its command starts as without --keep-ready")
+
+
+class Standing:
+    """A process that stood ready and is this run's now. It is not a child of ours: `holder` tells of its end."""
+
+    def __init__(self, one: Process, holder: int, handles: Sequence[int], line: Line, arguments: Sequence[str]) -> None:
+        self.pid, self.holder, self.one = one.pid, holder, one
+        self._shown, self._arguments = line.environment, list(arguments)
+        self.control = socket.socket(fileno=handles[0])
+        self.hook = Hook(socket.socket(fileno=handles[1]))
+
+    def begin(self, environment: Mapping[str, str], own_group: int | None) -> None:
+        """Its turn, with this process's streams. Raises OSError."""
+        assert own_group is None, "it is of another session"
+        changed = [f"{name}={value}" for name, value in environment.items() if self._shown.get(name) != value]
+        words = ["", environment[LEASE_VARIABLE], str(len(self._arguments)), *self._arguments, *changed]
+        self.control.send(TAKEN)
+        self.hook.send(words, (0, 1, 2))
+
+    def has_ended(self) -> bool:
+        return not is_alive(self.one)
+
+    def end(self) -> None:
+        """With all that it has started: its holder sees to that."""
+        self.control.close()
+        self.hook.close()
+        until = time.monotonic() + END_S
+        while not self.has_ended() and time.monotonic() < until:
+            time.sleep(END_LOOK_S)
+
+
+def folder(*, is_made: bool = True) -> Path:
+    """Where keepers' sockets are: this user's alone. Raises OSError."""
+    given = os.environ.get("XDG_RUNTIME_DIR", "")
+    is_fit = given and len(given) <= MOST_HOME and Path(given).is_dir()
+    home = Path(given if is_fit else tempfile.gettempdir())
+    found = home / f"egs-ready-{os.getuid()}"
+    if is_made:
+        with contextlib.suppress(FileExistsError):
+            found.mkdir(mode=0o700)
+    told = found.lstat()
+    if not stat.S_ISDIR(told.st_mode) or told.st_uid != os.getuid() or told.st_mode & 0o077:
+        raise PermissionError(f"{found} is not this user's alone")
+    return found
+
+
+def connected(path: Path) -> socket.socket:
+    """To the keeper there. Raises OSError."""
+    to = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        to.settimeout(ANSWER_S)
+        to.connect(str(path))
+    except OSError:
+        to.close()
+        raise
+    return to
+
+
+def shown() -> list[Answer]:
+    """Of each keeper of this user, for whatever surroundings, what stands ready."""
+    found: list[Answer] = []
+    with contextlib.suppress(OSError):
+        for path in sorted(folder(is_made=False).glob(f"{PREFIX}*{SOCKET}")):
+            with contextlib.suppress(OSError, msgspec.MsgspecError), connected(path) as to:
+                to.send(msgspec.json.encode(Ask()))
+                found.append(msgspec.json.decode(to.recv(MOST_BYTES), type=Answer))
+    return found
+
+
+def _why_not(environment: Mapping[str, str]) -> str:
+    if LEASE_VARIABLE in environment:
+        return "this runs under another run's lease"
+    if is_in_foreground():
+        return "this is in the foreground of a terminal"
+    if hands_down_files():
+        return "there are open files that the command inherits"
+    return ""
+
+
+def _name(own: Mapping[str, str]) -> str:
+    here = Path(__file__).parent
+    code: list[Any] = [sys.executable, str(here), *[(here / one).stat().st_mtime_ns for one in CODE]]
+    code += [(HOOK / "sitecustomize.py").stat().st_mtime_ns]
+    same = sorted((name, value) for name, value in own.items() if name != FOLDER)
+    ignored = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("SigIgn")]
+    return hashlib.sha256(repr([code, same, ignored]).encode(errors="replace")).hexdigest()[:16]
+
+
+def _start_keeper(path: Path, first: bytes) -> None:
+    """In a session of its own, as nobody's child; it reads its first question from a file. Raises OSError."""
+    environment = {name: value for name, value in os.environ.items() if name not in (TOKEN, TOKEN_FILE)}
+    asked = os.memfd_create("egs-ready")
+    try:
+        os.write(asked, first)
+        os.lseek(asked, 0, os.SEEK_SET)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.setsid()
+                nothing = os.open(os.devnull, os.O_RDWR)
+                moved = [(os.POSIX_SPAWN_DUP2, one, number) for number, one in enumerate((asked, nothing, nothing))]
+                words = [sys.executable, "-P", "-m", "egs_core.client.keeper", str(path)]
+                os.posix_spawn(sys.executable, words, environment, file_actions=moved, setsigmask=[])
+            finally:
+                os._exit(0)
+        os.waitpid(pid, 0)
+    finally:
+        os.close(asked)
