@@ -39,8 +39,11 @@ def test_no_request_is_a_failure(role: str) -> None:
                 assert isinstance(detail, str) or all(one["msg"] and one["loc"] for one in detail)
 
         modes = schemathesis.GenerationMode
-        for operation in schema.get_all_operations():
+        for operation in (found.ok() for found in schema.get_all_operations()):
+            has_any = any(map(list, (operation.path_parameters, operation.query, operation.body)))
             for mode in (modes.POSITIVE, modes.NEGATIVE):
+                if mode == modes.NEGATIVE and not has_any:
+                    continue  # nothing can be wrong about a route without parameters: none would be found, for seconds
                 asks = settings(
                     max_examples=30 if mode == modes.POSITIVE or role == "admin" else 8,
                     deadline=None,
@@ -48,8 +51,8 @@ def test_no_request_is_a_failure(role: str) -> None:
                     suppress_health_check=list(HealthCheck),
                     derandomize=True,
                 )
-                with contextlib.suppress(Unsatisfiable):  # nothing can be wrong about a route without parameters
-                    asks(given(operation.ok().as_strategy(generation_mode=mode))(check))()  # type: ignore[no-untyped-call]
+                with contextlib.suppress(Unsatisfiable):
+                    asks(given(operation.as_strategy(generation_mode=mode))(check))()  # type: ignore[no-untyped-call]
         assert max(asked) >= 400
     finally:
         app.close()
