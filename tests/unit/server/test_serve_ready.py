@@ -156,6 +156,7 @@ def test_a_run_that_does_not_wait_finds_all_imported_and_all_else_as_without(sit
     assert warm == without
 
 
+@pytest.mark.slow
 def test_signals_and_the_servers_abort_reach_it_and_its_exit_code_is_told(site: RealSite, runs: Runs) -> None:
     """SIGTERM of its user is the command's to handle; the abort ends what it has left in another session, too, for
     which `egs run` has waited."""
@@ -187,6 +188,7 @@ while True: time.sleep(1)
     assert first.wait(PATIENCE_S) == 7
 
 
+@pytest.mark.slow
 def test_what_is_killed_leaves_nothing_behind_and_the_run_begins_as_without(site: RealSite, runs: Runs) -> None:
     """The keeper: what stands ready ends with it, and the next run starts its own. What holds a command's process: all
     of the command ends, and its run has failed. `egs run`: the command goes on, as without, and its GPU is held."""
@@ -220,6 +222,7 @@ def test_what_is_killed_leaves_nothing_behind_and_the_run_begins_as_without(site
     wait_for(lambda: site.devices()[device] != run, "its GPU is free")
 
 
+@pytest.mark.slow
 def test_what_is_not_as_at_its_start_is_not_used_and_said(runs: Runs) -> None:
     """A module that has changed on the disk; another variable, which an import might have read; another limit, under
     another run's lease, an open file that the command is to have: each begins as without, once."""
