@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from egs_core.kubernetes import names
-from egs_core.kubernetes.cluster import WORKFLOWS
+from egs_core.kubernetes.cluster import WORKFLOWS, Kind
 from egs_core.kubernetes.objects import Object, part, text
 from egs_core.kubernetes.workflows import LABEL_KEY, LABEL_VALUE
 from tests.cluster.played import SECONDS, why_not
 from tests.cluster.real import HERE, Site
 
+TEMPLATES = Kind("/apis/argoproj.io/v1alpha1", "workflowtemplates")
 CRD = "workflows.argoproj.io"
 IMAGE, COMMAND = "image:1", ["run"]
 PATCH = "pod-spec-patch"
@@ -55,15 +56,26 @@ def leaf(name: str, **says: Any) -> Raw:
 
 def start(site: Site, name: str, tasks: Mapping[str, Sequence[str]], leaves: Sequence[Raw], **spec: Any) -> None:
     """A run of these tasks, each of the template that is called as it, after those that it names."""
+    site.admin.create(WORKFLOWS, _body(site, name, _templates(tasks, leaves), "main", **spec), site.name)
+
+
+def start_by_template(site: Site, name: str, tasks: Mapping[str, Sequence[str]], leaves: Sequence[Raw]) -> None:
+    """The same by a WorkflowTemplate of that name."""
+    made = _body(site, name, _templates(tasks, leaves), "main") | {"kind": "WorkflowTemplate"}
+    site.admin.create(TEMPLATES, made, site.name)
+    made |= {"kind": "Workflow", "spec": {"workflowTemplateRef": {"name": name}}}
+    site.admin.create(WORKFLOWS, made, site.name)
+
+
+def _templates(tasks: Mapping[str, Sequence[str]], leaves: Sequence[Raw]) -> list[Raw]:
     dag = [{"name": task, "template": task, "dependencies": list(after)} for task, after in tasks.items()]
-    _create(site, name, [{"name": "main", "dag": {"tasks": dag}}, *leaves], "main", **spec)
+    return [{"name": "main", "dag": {"tasks": dag}}, *leaves]
 
 
-def _create(site: Site, name: str, templates: Sequence[Raw], entry: str, **spec: Any) -> None:
+def _body(site: Site, name: str, templates: Sequence[Raw], entry: str, **spec: Any) -> Raw:
     where = {"nodeSelector": {"egs-test": site.name}, "tolerations": HERE["tolerations"]}
-    body = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "metadata": {"name": name}}
-    body["spec"] = {"entrypoint": entry, "templates": list(templates), **where, **spec}
-    site.admin.create(WORKFLOWS, body, site.name)
+    body: Raw = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "metadata": {"name": name}}
+    return body | {"spec": {"entrypoint": entry, "templates": list(templates), **where, **spec}}
 
 
 def phase(site: Site, name: str) -> str:
@@ -113,7 +125,8 @@ def start_pipeline(site: Site, name: str, steps: Mapping[str, Mapping[str, Any]]
     ]
     templates += [{"name": "root", "dag": {"tasks": root}}, {"name": "entrypoint", "dag": {"tasks": entry}}]
     containers = [{"name": f"implementations-{step}", "value": _asks(says)} for step, says in steps.items()]
-    _create(site, name, templates, "entrypoint", arguments={"parameters": containers})
+    arguments = {"parameters": containers}
+    site.admin.create(WORKFLOWS, _body(site, name, templates, "entrypoint", arguments=arguments), site.name)
 
 
 def outputs_of(steps: Mapping[str, Mapping[str, Any]], many: int = 1) -> Any:

@@ -19,7 +19,7 @@ from egs_core.kubernetes.pausing import pause, resume
 from egs_core.kubernetes.placeholding import PlaceholderSettings
 from egs_core.kubernetes.pods import Pod
 from egs_core.kubernetes.steering import Asked, abort
-from tests.cluster.argo_runs import leaf, node, outputs_of, phase, start, start_pipeline, why_no_argo
+from tests.cluster.argo_runs import leaf, node, outputs_of, phase, start, start_by_template, start_pipeline, why_no_argo
 from tests.cluster.played import Kubelet, hooked, played
 from tests.cluster.real import Site, applied, controlled, until
 from tests.cluster.test_real_cluster import pytestmark
@@ -95,6 +95,17 @@ def test_runs_go_by_what_is_left_of_them(site: Site) -> None:
         until(lambda: phase(site, "long") == phase(site, "short") == "Succeeded")
         assert kubelet.begun == ["first", "short.a", "long.a", "long.b"]
         assert {one.opened_for for one in site.pods().values()} == {"order"}
+
+
+def test_a_run_by_a_template_is_followed(site: Site) -> None:
+    """Its own spec names a WorkflowTemplate; what is left of it is in what Argo has noted of that."""
+    leaves = [leaf("a", gpus=1, predicted=5, seconds=1), leaf("b", predicted=100, seconds=1)]
+    with played(site) as kubelet, controlled(site):
+        fill(site, kubelet)
+        start_by_template(site, "stored", {"a": (), "b": ("a",)}, leaves)
+        until(lambda: left_s(site, "stored.a") == 105)
+        kubelet.end("first")
+        until(lambda: phase(site, "stored") == "Succeeded")
 
 
 def test_each_try_waits_for_its_turn(site: Site) -> None:
