@@ -34,8 +34,8 @@ TRIED = Kind("/api/v1", "pods?dryRun=All")
 HERE: dict[str, Any] = {"tolerations": [{"operator": "Exists"}]}
 
 
-def until(what: Callable[[], object]) -> None:
-    end = time.monotonic() + LIMIT_S
+def until(what: Callable[[], object], limit_s: float = LIMIT_S) -> None:
+    end = time.monotonic() + limit_s
     while not what():
         assert time.monotonic() < end, "it did not come to that"
         time.sleep(0.1)
@@ -151,9 +151,9 @@ def understood(site: Site) -> list[str]:
 
 
 @contextmanager
-def applied(folder: Path, gpus: int = 1, **more: Any) -> Iterator[Site]:
+def applied(folder: Path, gpus: int = 1, made: type[Site] = Site, **more: Any) -> Iterator[Site]:
     """A namespace of a test, with what `egs kubernetes manifests` prints applied."""
-    found = Site(folder, gpus, **more)
+    found = made(folder, gpus, **more)
     try:
         found.apply()
         yield found
