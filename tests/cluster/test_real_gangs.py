@@ -1,5 +1,5 @@
-"""Pods that are one gang, made by real controllers of JobSet and Kubeflow's Trainer, on a real API server with its
-scheduler (`test_real_cluster`). The kubelet is played: no container runs."""
+"""Pods that are one gang, made by real controllers of JobSet, Kubeflow's Trainer and KubeRay, on a real API server with
+its scheduler (`test_real_cluster`). The kubelet is played: no container runs."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ __all__ = ["pytestmark"]
 JOBSETS = Kind("/apis/jobset.x-k8s.io/v1alpha2", "jobsets")
 TRAIN_JOBS = Kind("/apis/trainer.kubeflow.org/v1alpha1", "trainjobs")
 RUNTIMES = Kind("/apis/trainer.kubeflow.org/v1alpha1", "trainingruntimes")
+RAY_CLUSTERS = Kind("/apis/ray.io/v1", "rayclusters")
 Raw = dict[str, Any]
 
 
@@ -131,9 +132,37 @@ def test_a_trainjob_is_one_gang(site: Site) -> None:
         until(lambda: not there(site))
 
 
+def test_a_ray_cluster_is_one_gang(site: Site) -> None:
+    """Its head and its workers, as KubeRay makes them."""
+    made = template(site)
+    group = {
+        "groupName": "workers",
+        "replicas": 3,
+        "minReplicas": 3,
+        "maxReplicas": 3,
+        "rayStartParams": {},
+        "template": made,
+    }
+    spec = {"headGroupSpec": {"rayStartParams": {}, "template": made}, "workerGroupSpecs": [group]}
+    body = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": {"name": "asked"}}
+    asked = {**body, "spec": {**spec, "suspend": True}}
+    if problem := why_not(site.admin, "rayclusters.ray.io", RAY_CLUSTERS, asked, site.name, _status):
+        pytest.skip(f"KubeRay's operator is not in the cluster: {problem}")
+    with played(site), controlled(site):
+        site.admin.create(RAY_CLUSTERS, {**body, "metadata": {"name": "ray"}, "spec": spec}, site.name)
+        opens_whole(site, 4)
+        assert abort(site.admin, Asked(site.name, "ray")).makers == ("RayCluster ray",)
+        site.admin.delete(RAY_CLUSTERS, "ray", site.name)
+        until(lambda: not there(site))
+
+
 def _is_completed(site: Site, kind: Kind, name: str) -> bool:
     conditions = items(part(site.admin.get(kind, name, site.name), "status"), "conditions")
     return any(one["type"] == "Completed" and one["status"] == "True" for one in conditions)
+
+
+def _status(raw: Object) -> object:
+    return part(raw, "status")
 
 
 def _conditions(raw: Object) -> object:
