@@ -16,7 +16,7 @@ AIRFLOW_UNITS = $(filter-out $(patsubst %,tests/unit/airflow/test_%.py,agent_lim
 	airflow_local airflow_records agent_session lease published),$(sort $(wildcard tests/unit/airflow/test_*.py)))
 AIRFLOWS_RUN = $(AIRFLOW_UNITS) $(addprefix tests/conformance/airflow/test_,airflow_observe_mode.py order.py)
 KFPS_RUN = tests/unit/kubeflow $(addprefix tests/conformance/kubeflow/test_kfp_,run.py component.py forked.py containers.py)
-.PHONY: help setup demo test coverage test-slow test-all test-long test-versions bench lint format docs picture screenshots dist check-dist clean
+.PHONY: help setup demo test coverage test-slow test-long test-versions bench lint format docs picture screenshots dist check-dist clean
 
 # The environment's scripts (egs, ray) come first for what the targets run, but not for `setup`, which looks for a Python.
 # Python keeps what it has compiled, also where images have it not (PYTHONDONTWRITEBYTECODE): hundreds of processes start.
@@ -27,7 +27,6 @@ help:
 	@echo 'make test          run the quick tests, and a tour of what EGS does on each real framework'
 	@echo 'make coverage      run both, counting lines and branches: build/coverage/index.html'
 	@echo 'make test-slow     run all other tests on a real framework'
-	@echo 'make test-all      run both at once, which takes less than one after the other'
 	@echo 'make test-long     run the longest tests, which start clusters of their own'
 	@echo 'make test-versions run the tests of observing and ordering on Ray $(OTHER_RAYS), Airflow $(OTHER_AIRFLOWS) and kfp $(OTHER_KFPS), and the fourth adapter on Dagster'
 	@echo 'make bench         run the benchmarks: engine, graphs, the demo in all variants'
@@ -56,9 +55,6 @@ coverage: setup
 
 test-slow: setup
 	@$(RUN) .venv/bin/python -m pytest $(BESIDE_FRAMEWORKS) $(AGAIN) -m '(slow or rest) and not long and not cluster' $(ARGS)
-
-test-all: setup
-	@$(RUN) .venv/bin/python -m pytest $(BESIDE_FRAMEWORKS) $(AGAIN) -m 'not long and not cluster' $(ARGS)
 
 test-long: setup
 	@$(RUN) .venv/bin/python -m pytest $(BESIDE) $(AGAIN) -m long $(ARGS)
