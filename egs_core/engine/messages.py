@@ -31,7 +31,8 @@ class NodeAdded(Event, frozen=True, tag="node"):
     unlike amounts; gpu_memory_bytes is then the most.
     topology: (level, value) of every group that the node is in, as ("rack", "r1").
     drained: numbers of devices that nothing new is to get; what holds one keeps it. closed: the same, of those that are
-    used by what the engine does not know.
+    used by what the engine does not know. counts_closed: of these it is not known which they are, only how many of each
+    flavor: none that is held, as long as another of its flavor is free.
     loads_apart: whether a process loads there without the CPUs of its task: one that comes to a GPU from CPUs then gets
     these once it is warm.
     """
@@ -51,6 +52,7 @@ class NodeAdded(Event, frozen=True, tag="node"):
     loads_apart: bool = False
     device_flavors: tuple[str, ...] = ()
     device_memory_bytes: tuple[int, ...] = ()
+    counts_closed: bool = False
 
 
 class NodeLost(Event, frozen=True, tag="node_lost"):

@@ -39,6 +39,7 @@ def room_of(
         process_slots=MANY,
         device_flavors=places.device_names(kind, node),
         device_memory_bytes=of_each,
+        counts_closed=True,
     )
 
 
@@ -50,7 +51,8 @@ def is_renumbered(before: Node | None, now: Node | None, on: Iterable[Pod]) -> b
 
 
 def _closed(node: Node, ours: Iterable[Pod], foreign: Iterable[Pod], told: Collection[str]) -> tuple[int, ...]:
-    """The last of each flavor: so many of it are held by others, or by ours beyond what the engine counts of these."""
+    """The last of each flavor: so many of it are held by others, or by ours beyond what the engine counts of these.
+    Which they are no list of pods says: the engine takes others where it has given these to ours."""
     held = Counter[str]()
     of_claims: dict[str, Counter[str]] = {}
     for device, by in zip(node.devices, node.held, strict=True):

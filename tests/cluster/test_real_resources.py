@@ -65,7 +65,8 @@ def test_each_kind_has_its_own_order_and_nothing_is_opened_for_another(site: Sit
 
 def test_what_others_hold_and_a_new_controller_finds_is_of_its_kind(site: Site) -> None:
     """A pod of nobody's has a slice, one of ours the GPU, from before the controller was there: of two that ask for a
-    slice one starts, and none that asks for a GPU."""
+    slice one starts, and none that asks for a GPU. Then a stranger takes a slice that one of ours gives back: the next
+    one waits for the other slice."""
     add(site, "stranger", 1, SLICE, gate=False, labels={names.WORKLOAD: ""})
     add(site, "before", 1, NVIDIA, gate=False)
     until(lambda: placed(site, "stranger", "before"))
@@ -78,6 +79,15 @@ def test_what_others_hold_and_a_new_controller_finds_is_of_its_kind(site: Site) 
         assert gated(site) == {"s1", "n1"}
         site.end("stranger")
         until(lambda: placed(site, "s1"))
+        site.end("s2")
+        add(site, "another", 1, SLICE, gate=False, labels={names.WORKLOAD: ""})
+        until(lambda: placed(site, "another"))
+        add(site, "s3", 30, SLICE)
+        add(site, "more-cpus", 1)
+        until(lambda: placed(site, "more-cpus"))
+        assert gated(site) == {"s3", "n1"}
+        site.end("s1")
+        until(lambda: placed(site, "s3"))
         assert gated(site) == {"n1"}
 
 

@@ -63,6 +63,7 @@ class Node(msgspec.Struct):
     positions: dict[int, int] = {}  # device -> positions that slices have taken, as bits
     drained: tuple[int, ...] = ()  # devices that nothing new gets: each has a whole one less free than it would have
     closed: tuple[int, ...] = ()  # the same, for another reason (`NodeAdded`)
+    counts_closed: bool = False  # only how many of each flavor are closed is known
     loads_apart: bool = False  # processes load here without the CPUs of their tasks
     device_flavors: tuple[str, ...] = ()  # of each device; none: all are of the node's flavor
     device_totals: tuple[int, ...] = ()  # memory of each device; none: all have gpu_memory_bytes, else that is the most
@@ -118,6 +119,8 @@ class Node(msgspec.Struct):
         self.flavor, self.topology = event.flavor, dict(event.topology)
         self.loads_apart = event.loads_apart
         self.device_flavors = event.device_flavors if len(event.device_flavors) == event.gpus else ()
+        self.counts_closed = event.counts_closed
+        self._settle_closed()
         self.alive = True
 
     def _take_devices(self, event: NodeAdded) -> None:
@@ -138,6 +141,19 @@ class Node(msgspec.Struct):
         for device in self.shut:
             self.devices[device] -= WHOLE_DEVICE
 
+    def _settle_closed(self) -> None:
+        """Where only their number is known, no device that is held is closed while another of its flavor is free: what
+        others use is none of those."""
+        if not self.counts_closed:
+            return
+        for device in [one for one in self.closed if self.devices[one] < 0 and one not in self.drained]:
+            flavor, free = self.flavor_of((device,)), [n for n in range(self.gpus) if self.devices[n] == WHOLE_DEVICE]
+            other = next((n for n in free if self.flavor_of((n,)) == flavor), None)
+            if other is not None:
+                self.closed = tuple(sorted({*self.closed, other} - {device}))
+                self.devices[device] += WHOLE_DEVICE
+                self.devices[other] -= WHOLE_DEVICE
+
     def _drop_withdrawn(self) -> None:
         while len(self.devices) > self.gpus and self.devices[-1] == WHOLE_DEVICE:
             self.devices.pop()
@@ -152,6 +168,8 @@ class Node(msgspec.Struct):
             self.device_memory[device] -= lease.gpu_memory_bytes
             if lease.positions:
                 self.positions[device] = self.positions.get(device, 0) | lease.positions
+        if self.counts_closed:  # it may have been granted elsewhere, on any
+            self._settle_closed()
 
     def give_back(self, lease: Lease) -> None:
         """The opposite of `take`."""
@@ -166,6 +184,8 @@ class Node(msgspec.Struct):
                     self.positions[device] = left
         if len(self.devices) > self.gpus:
             self._drop_withdrawn()
+        if self.counts_closed:
+            self._settle_closed()
 
     def slice_of(self, shape: Shape, device: int) -> tuple[Profile, int] | None:
         """The profile that a share of this shape gets on the device now, and its positions; None when there is no

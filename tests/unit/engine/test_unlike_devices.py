@@ -148,6 +148,26 @@ def test_what_is_held_stays_when_the_devices_are_told_anew() -> None:
     assert devices_of(bench, "a") == (0,)
 
 
+def test_a_closed_device_whose_number_nobody_knows_is_none_that_is_held() -> None:
+    """Two fast ones and a slow one run tasks; a fast one is closed. Whichever fast task ends, its device is the closed
+    one; a slow one that comes free is none."""
+    kinds = ("fast", "fast", "slow")
+    for first, closed in (("a", (0,)), ("b", (1,))):
+        bench = host(*kinds)
+        for name, flavor in (("a", "fast"), ("b", "fast"), ("c", "slow")):
+            bench.submit(job(name, 40.0, 40.0, flavors=(flavor,)), name)
+            bench.start(name)
+        bench.send(m.NodeAdded("n", 8.0, 3, device_flavors=kinds, closed=(1,), counts_closed=True))
+        bench.end("c")
+        assert bench.state.nodes[0].closed == (1,)
+        bench.end(first)
+        assert (bench.state.nodes[0].closed, bench.state.nodes[0].devices) == (closed, [0, 0, 1000])
+        bench.submit(job("d", 5.0, 5.0, flavors=("fast",)), "d")
+        assert bench.status("d") == "ready"
+        bench.send(m.NodeAdded("n", 8.0, 3, device_flavors=kinds))
+        assert devices_of(bench, "d") == closed
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     kinds=st.lists(st.sampled_from(NAMES), min_size=2, max_size=4).filter(lambda kinds: len(set(kinds)) == 2),
