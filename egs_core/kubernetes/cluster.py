@@ -126,12 +126,14 @@ class Cluster:
         """is_tried: as above."""
         return self._call("PATCH", kind.path(namespace, name) + (TRIED if is_tried else ""), body, how)
 
-    def list(self, kind: Kind, namespace: str = "", labels: str = "") -> tuple[list[dict[str, Any]], str]:
-        """All objects of a kind, page by page, and the version of the list."""
+    def list(
+        self, kind: Kind, namespace: str = "", labels: str = "", timeout_s: float = TIMEOUT_S
+    ) -> tuple[list[dict[str, Any]], str]:
+        """All objects of a kind, page by page, and the version of the list. timeout_s: of each page."""
         found: list[dict[str, Any]] = []
         query = {"limit": str(PAGE), **({"labelSelector": labels} if labels else {})}
         while True:
-            page = self._call("GET", f"{kind.path(namespace)}?{urlencode(query)}")
+            page = self._call("GET", f"{kind.path(namespace)}?{urlencode(query)}", read_s=timeout_s)
             found += page.get("items") or []
             more = (page.get("metadata") or {}).get("continue")
             if not more:

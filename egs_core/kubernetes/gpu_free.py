@@ -21,7 +21,7 @@ from egs_core.kubernetes.pods import hints_of
 
 NOTE = "kubernetes.io/limit-ranger"
 """Annotation: what was filled in, for example `cpu, nvidia.com/gpu limit for container main; …`."""
-_GIVEN = re.compile(r"(?P<names>[^;]+) limit for (?P<kind>container|init container) (?P<container>\S+)")
+_GIVEN = re.compile(r"(?P<names>[^;]+) limit for (?P<kind>container|init container) (?P<container>[^\s;]+)")
 _FIELDS = {"container": "containers", "init container": "initContainers"}
 Patch = list[dict[str, Any]]
 
@@ -53,10 +53,10 @@ def given(pod: Object) -> list[Given]:
 
 
 def are_needed(found: Iterable[Given], limit_ranges: Iterable[Object]) -> bool:
-    """Whether the namespace takes no pod that has less."""
+    """Whether the namespace takes no pod without: it has a least number, or a ratio, which there is not of 0."""
     limits = [one for raw in limit_ranges for one in items(part(raw, "spec"), "limits")]
-    gpus = {one.gpu for one in found}
-    return any(quantity(part(one, "min").get(gpu)) > 0 for one in limits for gpu in gpus)
+    rules = [part(one, rule) for one in limits for rule in ("min", "maxLimitRequestRatio")]
+    return any(quantity(rule.get(one.gpu)) > 0 for rule in rules for one in found)
 
 
 def patch_of(found: Iterable[Given]) -> Patch:

@@ -17,6 +17,8 @@ from egs_core.kubernetes.pods import Pod
 LISTED_S = 10.0
 """So long a pod is not told of whose maker is not listed: watches of pods and of makers are not one."""
 FORBIDDEN = "ApiError: 403"
+UNREAD = (FORBIDDEN, "ApiError: 404")
+"""Who is told so by the API server need not wait for a list; a watch that has broken is followed by one."""
 
 
 class Grouping:
@@ -59,7 +61,8 @@ class Grouping:
             if pod.maker.kind and pod.is_ours and not pod.gang:
                 gangs = listed.get((pod.maker.kind, pod.namespace, pod.maker.name))
                 put = ("", 0) if gangs is None else gangs.of(pod.maker)
-                held = gangs is None and not self._mirrors[pod.maker.kind].problem and self._is_early(pod, now)
+                is_unread = self._mirrors[pod.maker.kind].problem.startswith(UNREAD)
+                held = gangs is None and not is_unread and self._is_early(pod, now)
                 kept = self._made.get(uid)
                 if kept is None or kept[0] is not pod or kept[1] != (put, held):
                     gates = pod.has_other_gates or held

@@ -3,7 +3,8 @@ start together. Labels of EGS's own go first, and without `egs.io/workload` no p
 
     made by                          run                                    start together
     JobSet, also for a TrainJob      the JobSet                             all of its pods; those of each part, where
-                                                                            parts begin one after another
+                                                                            parts begin one after another; none where
+                                                                            each job has a place of its own
     RayCluster, also for a RayJob    the RayJob, RayService or RayCluster   the head and the workers that it begins with
     a trial of Katib, of any kind    the experiment                         what its trial makes says so
     a notebook of Kubeflow           the notebook                           it is one pod
@@ -21,6 +22,7 @@ from typing import Any
 
 import msgspec
 
+from egs_core.kubernetes import names
 from egs_core.kubernetes.objects import Object, items, number, part, text
 
 JOBSET, RAY_CLUSTER = "JobSet", "RayCluster"
@@ -30,8 +32,10 @@ _JOBSET, _RAY = "jobset.sigs.k8s.io/", "ray.io/"
 _JOBSET_NAME, _JOBSET_PART = f"{_JOBSET}jobset-name", f"{_JOBSET}replicatedjob-name"
 _JOBSET_ATTEMPT = f"{_JOBSET}restart-attempt"
 _RAY_CLUSTER, _RAY_GROUP, _RAY_FOR = f"{_RAY}cluster", f"{_RAY}group", f"{_RAY}originated-from-cr-name"
+_EXCLUSIVE, _BY_SELECTOR = (f"alpha.{_JOBSET}{name}" for name in ("exclusive-topology", "node-selector"))
 _EXPERIMENT, _TRIAL = "katib.kubeflow.org/experiment", "katib.kubeflow.org/trial"
 _NOTEBOOK = "notebook-name"
+MOST = 1 << 31
 
 
 class Maker(msgspec.Struct, frozen=True):
@@ -85,24 +89,41 @@ def maker_of(labels: Mapping[str, Any]) -> Maker:
 
 
 def jobset_of(raw: Object) -> Gangs:
-    """A JobSet's. Its parts, the replicated jobs, begin one after another where they depend on others."""
+    """A JobSet's. Its parts, the replicated jobs, begin one after another where they depend on others. Where each job
+    has a place of its own no pods start together: JobSet makes those that follow when the first one has its node."""
     spec = part(raw, "spec")
     jobs = items(spec, "replicatedJobs")
     in_order = text(part(spec, "startupPolicy"), "startupPolicyOrder") == "InOrder"
-    sizes = {text(one, "name"): _count(one.get("replicas"), 1) * _pods_of(part(one, "template")) for one in jobs}
+    sizes = {
+        text(one, "name"): _count(one.get("replicas"), 1) * _pods_of(part(one, "template"))
+        for one in jobs
+        if _is_ordered(part(part(part(one, "template"), "spec"), "template"))
+    }
+    if any(_waits_for_its_place(one) for one in (raw, *(part(one, "template") for one in jobs))):
+        sizes = {}
     return _gangs(raw, sizes, is_whole=not (in_order or any(items(one, "dependsOn") for one in jobs)))
 
 
+def _is_ordered(template: Object) -> bool:
+    """Whether pods of it have the label without which they are nobody's."""
+    return bool(text(part(part(template, "metadata"), "labels"), names.WORKLOAD))
+
+
+def _waits_for_its_place(raw: Object) -> bool:
+    notes = part(part(raw, "metadata"), "annotations")
+    return _EXCLUSIVE in notes and _BY_SELECTOR not in notes
+
+
 def ray_cluster_of(raw: Object) -> Gangs:
-    """A RayCluster's: with Ray's autoscaler a group begins with its least number of workers, and those that come later
-    find the others running."""
+    """A RayCluster's: the head, and of each group its replicas, within their bounds. Workers that come later find the
+    others running."""
     spec = part(raw, "spec")
-    scaled = spec.get("enableInTreeAutoscaling") is True
-    sizes = {"headgroup": 1}
+    sizes = {"headgroup": 1} if _is_ordered(part(part(spec, "headGroupSpec"), "template")) else {}
     for one in items(spec, "workerGroupSpecs"):
-        begins_with = one.get("minReplicas") if scaled else one.get("replicas", one.get("minReplicas"))
-        count = 0 if one.get("suspend") is True else _count(begins_with, 0)
-        sizes[text(one, "groupName")] = count * max(1, _count(one.get("numOfHosts"), 1))
+        least = _count(one.get("minReplicas"), 0)
+        count = max(least, min(_count(one.get("replicas"), 0), _count(one.get("maxReplicas"), MOST)))
+        if _is_ordered(part(one, "template")) and one.get("suspend") is not True:
+            sizes[text(one, "groupName")] = count * max(1, _count(one.get("numOfHosts"), 1))
     return _gangs(raw, sizes, is_whole=True)
 
 
@@ -120,4 +141,4 @@ def _pods_of(job: Object) -> int:
 
 def _count(stated: object, usual: int) -> int:
     found = number(stated)
-    return usual if found is None else max(0, int(found))
+    return usual if found is None else min(MOST, max(0, int(found)))

@@ -34,6 +34,7 @@ OF_DRIVERS = ""
 """In the place of a resource's name: devices that are claimed (DRA)."""
 OVER = ("Succeeded", "Failed")
 MOST_PRIORITY = 499
+NOTEBOOK = "notebook"
 
 
 class Facts(msgspec.Struct, frozen=True, eq=False):
@@ -274,7 +275,10 @@ def _run_of(meta: Object, labels: Object) -> str:
     if not workload or names.PRELOAD in labels:
         return ""
     owner = next((text(one, "uid") for one in items(meta, "ownerReferences")), "")
-    return "/".join((text(meta, "namespace"), workload, run_name(labels) or owner or text(meta, "uid")))
+    name = run_name(labels) or owner or text(meta, "uid")
+    if maker_of(labels).is_notebook:
+        name = f"{NOTEBOOK} {name}"  # as no label can say: no other pod comes into its queue with it
+    return "/".join((text(meta, "namespace"), workload, name))
 
 
 def _job(meta: Object) -> str:

@@ -102,13 +102,13 @@ def as_told(pod: Pod, known: Known | None, there: Collection[str]) -> Pod | None
 
 
 def starts_together(pods: Sequence[Pod]) -> frozenset[str]:
-    """Of new pods of one run the gangs that start together: all of their members are new and wait."""
+    """Of new pods of one run the gangs that start together: all of their members, or more, are new and wait."""
     sizes: dict[str, int] = {}
     for pod in pods:
         if pod.gang and status_of(pod) == READY and pod.is_gated:
             sizes[pod.gang] = sizes.get(pod.gang, 0) + 1
     wanted = {pod.gang: pod.gang_size for pod in pods if pod.gang}
-    return frozenset(gang for gang, size in sizes.items() if size == wanted[gang] > 1)
+    return frozenset(gang for gang, size in sizes.items() if size >= wanted[gang] > 1)
 
 
 def block_of(

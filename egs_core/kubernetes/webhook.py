@@ -34,7 +34,8 @@ from egs_core.kubernetes.tiers import claimed
 MOST_BYTES = 4 << 20
 LOOK_S = 30.0
 MADE_S = 0.3
-"""So long it is waited for a template of claims: of the second that the API server waits for an answer."""
+"""So long it is waited for a template of claims, or for limit ranges: of the second that the API server waits for an
+answer."""
 CA = "/webhooks/0/clientConfig/caBundle"
 
 
@@ -95,8 +96,8 @@ class Webhook:
             rules = self._rules if self._has_class else Rules(self._rules.release_by_s)
             pod = part(request, "object")
             patch = patch_of(pod, rules, self._cluster.now())
-            claim, about = self._claim(pod, text(request, "namespace"), is_tried=bool(request.get("dryRun")))
-            patch += claim or self._free(pod, text(request, "namespace"))
+            more, about = self._asked_for(pod, text(request, "namespace"), is_tried=bool(request.get("dryRun")))
+            patch += more
             warnings = faults_of(pod) if is_served(pod) else []
             if patch and not request.get("dryRun"):
                 meta = part(pod, "metadata")
@@ -105,6 +106,15 @@ class Webhook:
                 said = f"{paths}{about}{''.join(f'; {one}' for one in warnings)}"
                 self._say(one_line(f"pod {text(request, 'namespace')}/{name}: {said}"))
         return review_of(review, patch, warnings)
+
+    def _asked_for(self, pod: Object, namespace: str, *, is_tried: bool) -> tuple[Patch, str]:
+        """What needs a request of its own; whatever becomes of that, the pod has its gate."""
+        try:
+            claim, about = self._claim(pod, namespace, is_tried=is_tried)
+            return (claim, about) if claim else (self._free(pod, namespace), "")
+        except Exception as error:
+            self._note(f"webhook: {namespace}: {type(error).__name__}: {error}: a pod's devices stay as they are")
+            return [], ""
 
     def _claim(self, pod: Object, namespace: str, *, is_tried: bool) -> tuple[Patch, str]:
         """A claim in the place of the pod's limit, once its template is there; none where that cannot be made."""
@@ -126,7 +136,7 @@ class Webhook:
         if not found:
             return []
         try:
-            ranges = self._cluster.list(LIMIT_RANGES, namespace)[0]
+            ranges = self._cluster.list(LIMIT_RANGES, namespace, timeout_s=MADE_S)[0]
         except ApiError as error:
             self._note(f"limit ranges: {namespace}: {error}: a GPU that a task does not need stays")
             return []

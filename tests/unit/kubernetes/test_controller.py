@@ -252,7 +252,7 @@ def test_a_list_that_is_refused_is_said(api: EmulatedApi, monkeypatch: pytest.Mo
     """Without nodes nothing is opened; a right that is missing is one line."""
     listed = Cluster.list
 
-    def list_pods_only(cluster: Cluster, kind: Kind, *args: str, **named: str) -> tuple[list[dict[str, Any]], str]:
+    def list_pods_only(cluster: Cluster, kind: Kind, *args: Any, **named: Any) -> tuple[list[dict[str, Any]], str]:
         if kind.plural == "nodes":
             raise ApiError(403, "nodes is forbidden")
         return listed(cluster, kind, *args, **named)

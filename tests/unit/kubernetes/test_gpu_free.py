@@ -46,9 +46,15 @@ def test_only_what_was_filled_in_for_a_task_without_gpus_was_given() -> None:
 
 def test_of_several_containers_those_that_were_given_one() -> None:
     """An init container has a field of its own."""
-    found = ranged(note=f"LimitRanger plugin set: {GPU} limit for init container fetch", gpus=0)
+    note = f"{LIMIT}; {GPU} limit for container beside; {GPU} limit for init container fetch"
+    found = ranged(note=note, gpus=0)
+    found["spec"]["containers"].append({"name": "beside", "resources": {"limits": {GPU: "1"}}})
     found["spec"]["initContainers"] = [{"name": "main"}, {"name": "fetch", "resources": {"limits": {GPU: "1"}}}]
-    assert [(one.field, one.at, one.kinds) for one in given(found)] == [("initContainers", 1, ("limits",))]
+    assert [(one.field, one.at, one.kinds) for one in given(found)] == [
+        ("containers", 0, ("limits", "requests")),
+        ("containers", 1, ("limits",)),
+        ("initContainers", 1, ("limits",)),
+    ]
 
 
 @pytest.fixture
@@ -75,8 +81,8 @@ def paths(api: EmulatedApi, raw: dict[str, Any], said: list[str]) -> list[str]:
 
 
 def test_the_webhook_takes_it_off_unless_the_namespace_needs_one(api: EmulatedApi) -> None:
-    """With a least number of GPUs in the LimitRange, or where that cannot be read, the pod stays as it is, and is gated
-    all the same; the rewrite is a line of the log."""
+    """With a least number of GPUs in the LimitRange, or a ratio, or where that cannot be read, the pod stays as it is,
+    and is gated all the same; the rewrite is a line of the log."""
     said: list[str] = []
     api.add(
         "limitranges", {"metadata": {"name": "a", "namespace": "team"}, "spec": {"limits": [{"default": {GPU: 1}}]}}
@@ -86,11 +92,13 @@ def test_the_webhook_takes_it_off_unless_the_namespace_needs_one(api: EmulatedAp
     assert [one for one in paths(api, ranged(gpus=0, name="free"), said) if "resources" in one] == off
     assert [line for line in said if off[0] in line and "team/free" in line]
     assert not [one for one in paths(api, ranged(gpus=1), said) if "resources" in one]
-    api.add("limitranges", {"metadata": {"name": "b", "namespace": "team"}, "spec": {"limits": [{"min": {GPU: "1"}}]}})
     ungated = ranged(gpus=0)
     del ungated["spec"]["schedulingGates"]
-    found = paths(api, ungated, said)
-    assert (gate in found, [one for one in found if "resources" in one]) == (True, [])
+    for rule in ("min", "maxLimitRequestRatio"):
+        meta = {"name": "b", "namespace": "team"}
+        api.add("limitranges", {"metadata": meta, "spec": {"limits": [{rule: {GPU: "1"}}]}})
+        found = paths(api, ungated, said)
+        assert (gate in found, [one for one in found if "resources" in one]) == (True, [])
     api.forbidden.add("limitranges")
     assert gate in paths(api, ungated, said)
     assert [line for line in said if line.startswith("limit ranges: team: 403")]

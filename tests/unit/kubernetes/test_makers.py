@@ -15,13 +15,18 @@ from tests.unit.kubernetes.controlled import controlled
 from tests.unit.kubernetes.emulated_api import EmulatedApi
 from tests.unit.kubernetes.made_pods import node, pod
 
+OURS = {"metadata": {"labels": {"egs.io/workload": "w"}}}
 JOBSET, RAY, KATIB = "jobset.sigs.k8s.io", "ray.io", "katib.kubeflow.org"
 
 
 def jobset(name: str, parts: dict[str, tuple[int, int]], **spec: Any) -> dict[str, Any]:
     """parts: replicas and parallelism of each replicated job."""
     jobs: list[dict[str, Any]] = [
-        {"name": part, "replicas": many, "template": {"spec": {"parallelism": pods, "completions": pods}}}
+        {
+            "name": part,
+            "replicas": many,
+            "template": {"spec": {"parallelism": pods, "completions": pods, "template": OURS}},
+        }
         for part, (many, pods) in parts.items()
     ]
     return {"metadata": {"name": name, "namespace": "team"}, "spec": {"replicatedJobs": jobs} | spec}
@@ -55,6 +60,8 @@ def test_a_run_is_what_made_its_pods() -> None:
     assert (trial.run, trial.maker.name) == ("team/w/sweep", "sweep-a1")
     assert maker_of({f"{KATIB}/experiment": "sweep", f"{KATIB}/trial": "a1"}).task == "a1"
     assert maker_of({"notebook-name": "ann"}).is_notebook
+    desk = pod_of(pod("p", run="r", labels={"notebook-name": "ann"}))
+    assert desk.run != pod_of(pod("q", run="r")).run, "nobody comes into its queue by the name of its run"
 
 
 def test_how_many_pods_of_a_jobset_start_together() -> None:
@@ -74,20 +81,41 @@ def test_how_many_pods_of_a_jobset_start_together() -> None:
     assert jobset_of({"metadata": {}, "spec": {"replicatedJobs": [{"name": "a"}, "odd"]}}).of(first) == ("", 0)
 
 
+def test_what_a_gang_would_wait_for_in_vain_is_not_of_it() -> None:
+    """Parts without EGS's label are never seen; and JobSet makes the pods of a job that has a place of its own when its
+    first one has a node, unless nodes are labelled for it."""
+    second = maker_of(member("p", "j", "b")["metadata"]["labels"])
+    part = jobset("j", {"a": (1, 1), "b": (2, 4)})
+    part["spec"]["replicatedJobs"][0]["template"]["spec"]["template"] = {}
+    assert jobset_of(part).of(second) == ("j.0", 8)
+    exclusive = f"alpha.{JOBSET}/exclusive-topology"
+    whole, one = jobset("j", {"b": (2, 4)}), jobset("j", {"b": (2, 4)})
+    whole["metadata"]["annotations"] = {exclusive: "rack"}
+    one["spec"]["replicatedJobs"][0]["template"]["metadata"] = {"annotations": {exclusive: "rack"}}
+    assert jobset_of(whole).of(second) == jobset_of(one).of(second) == ("", 0)
+    whole["metadata"]["annotations"][f"alpha.{JOBSET}/node-selector"] = "true"
+    assert jobset_of(whole).of(second) == ("j.0", 8)
+
+
 def test_how_many_pods_of_a_ray_cluster_start_together() -> None:
-    """The head and its workers, hosts counted; with Ray's autoscaler the least that there are; a suspended group has
-    none."""
-    groups = [
-        {"groupName": "gpu", "replicas": 3, "minReplicas": 1, "numOfHosts": 2},
-        {"groupName": "off", "replicas": 5, "suspend": True},
+    """As many as KubeRay makes: the head and the workers, hosts counted, within the bounds of each group; none of one
+    that is suspended, and without the head where that is not EGS's."""
+    groups: list[dict[str, Any]] = [
+        {"groupName": "gpu", "replicas": 3, "minReplicas": 1, "numOfHosts": 2, "template": OURS},
+        {"groupName": "off", "replicas": 5, "suspend": True, "template": OURS},
+        {"groupName": "least", "minReplicas": 2, "template": OURS},
+        {"groupName": "most", "replicas": 8, "maxReplicas": 4, "template": OURS},
+        {"groupName": "others", "replicas": 9},
     ]
-    meta = {"name": "c", "namespace": "team"}
+    raw = {
+        "metadata": {"name": "c", "namespace": "team"},
+        "spec": {"headGroupSpec": {"template": OURS}, "workerGroupSpecs": groups},
+    }
     worker = maker_of({f"{RAY}/cluster": "c", f"{RAY}/group": "gpu"})
     head = maker_of({f"{RAY}/cluster": "c", f"{RAY}/group": "headgroup"})
-    fixed = ray_cluster_of({"metadata": meta, "spec": {"workerGroupSpecs": groups}})
-    assert fixed.of(worker) == fixed.of(head) == ("c", 7)
-    scaled = ray_cluster_of({"metadata": meta, "spec": {"workerGroupSpecs": groups, "enableInTreeAutoscaling": True}})
-    assert scaled.of(worker) == ("c", 3)
+    assert ray_cluster_of(raw).of(worker) == ray_cluster_of(raw).of(head) == ("c", 1 + 6 + 2 + 4)
+    raw["spec"] = {"workerGroupSpecs": groups[:1]}
+    assert (ray_cluster_of(raw).of(worker), ray_cluster_of(raw).of(head)) == (("c", 6), ("", 0))
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ class Refusing:
         self.left = 0
         listed = Cluster.list
 
-        def refuses(cluster: Cluster, kind: Kind, *args: str, **named: str) -> tuple[list[dict[str, Any]], str]:
+        def refuses(cluster: Cluster, kind: Kind, *args: Any, **named: Any) -> tuple[list[dict[str, Any]], str]:
             if self.left:
                 self.left -= 1
                 raise ApiError(status, REFUSED[status])

@@ -77,7 +77,7 @@ def test_without_argo_labels_order(api: EmulatedApi, monkeypatch: pytest.MonkeyP
     """A cluster that knows no Workflows says 404: nobody hears of it. One that forbids to read them is said once."""
     listed, status = Cluster.list, [404]
 
-    def refuses(cluster: Cluster, kind: Kind, *args: str, **named: str) -> tuple[list[dict[str, Any]], str]:
+    def refuses(cluster: Cluster, kind: Kind, *args: Any, **named: Any) -> tuple[list[dict[str, Any]], str]:
         if kind.plural == "workflows":
             raise ApiError(status[0], "workflows is forbidden")
         return listed(cluster, kind, *args, **named)
