@@ -243,10 +243,9 @@ def _phase(graph: Graph, phase: int) -> Phase:
 
 
 def _option_fields(options: TaskOptions) -> dict[str, Any]:
-    fields: dict[str, Any] = {f: getattr(options, f) for f in options.__struct_fields__}
-    fields["warm_cpus"] = fields.pop("warm_cpu_milli") / 1000
-    fields["warm_memory"] = fields.pop("warm_memory_bytes")
-    return fields
+    """Without what is bound to one site, as devices that a task has had there."""
+    fields: dict[str, Any] = {f: getattr(options, f) for f in options.__struct_fields__ if f in OPTIONS}
+    return fields | {"warm_cpus": options.warm_cpu_milli / 1000, "warm_memory": options.warm_memory_bytes}
 
 
 def _milli(amount: float) -> int:
