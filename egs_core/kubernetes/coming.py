@@ -29,7 +29,7 @@ MOST_TASKS = 20_000
 
 
 def to_come(runs: Iterable[Run], now: float) -> list[Wanted]:
-    """Those of which the image is known, the first first."""
+    """Those of which the image is known, and what they say of nodes; the first first."""
     found: list[Wanted] = []
     left = MOST_TASKS
     for run in runs:
@@ -39,7 +39,9 @@ def to_come(runs: Iterable[Run], now: float) -> list[Wanted]:
         owner = Owner(API, KIND, run.workflow.name, run.workflow.uid)
         for task, ready_at, takes_s in _next(run, run.graph, now):
             asks = task.asks
-            if asks.image and "{{" not in asks.image:  # else only the run knows it
+            if asks.image and not any(
+                "{{" in stated for stated in (asks.image, asks.where)
+            ):  # else the run alone knows
                 gpus = math.ceil(asks.gpus)
                 shape = Shape(asks.cpu_milli, 1000 * gpus, asks.memory_bytes)
                 devices = ((asks.gpu or GPU_RESOURCE, gpus),) if gpus else ()

@@ -14,7 +14,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -343,10 +344,12 @@ class Controller:
         """Load what is needed for what will start, where it will."""
         if self._preloading is None or self._gated is None or not self._preloading.is_due(now):
             return
-        coming = to_come(looked.traced(), now)[: foreseen.MOST]
-        wanted = [*foreseen.waiting(looked.all, self._gated.order()), *coming]
-        there = [one for one in self._preloads.items().values() if one is not None]
-        self._preloading.look(wanted, there, looked.all, nodes, now, lambda: self.leader.leads)
+        order = self._gated.order()
+        with self._beside("loading ahead"):
+            coming = to_come(looked.traced(), now)[: foreseen.MOST]
+            wanted = [*foreseen.waiting(looked.all, order), *coming]
+            there = [one for one in self._preloads.items().values() if one is not None]
+            self._preloading.look(wanted, there, looked.all, nodes, now, lambda: self.leader.leads)
 
     def _have_nodes_added(self, looked: Looked, nodes: list[Node], now: float) -> None:
         """Placeholders for what the nodes there leave waiting. At a site server quotas say who waits, and
@@ -356,9 +359,19 @@ class Controller:
             return
         pods = placeholders.as_opened(looked.all, self._pods.items())  # some in this very step
         order = [*self._placeholding.awaited, *self._gated.order()]
-        coming = to_come(looked.traced(), now)[: foreseen.MOST]
-        wanted = [] if self._gated.is_shared else placeholders.to_stand_for(pods, order, coming)
-        self._placeholding.look(wanted, there, pods, nodes, now, lambda: self.leader.leads)
+        with self._beside("asking for nodes"):
+            coming = to_come(looked.traced(), now)[: foreseen.MOST]
+            wanted = [] if self._gated.is_shared else placeholders.to_stand_for(pods, order, coming)
+            self._placeholding.look(wanted, there, pods, nodes, now, lambda: self.leader.leads)
+
+    @contextmanager
+    def _beside(self, about: str) -> Iterator[None]:
+        """What fails in it is said, and the order goes on: it goes by what tenants have written."""
+        try:
+            yield
+            self._note(about, "")
+        except Exception as error:
+            self._note(about, f"{type(error).__name__}: {error}: the order goes on without it")
 
     def _open(self, openings: Iterable[gates.Opening], *, in_line: bool = False) -> list[str]:
         """Open these gates, in order; the uids of those that are open now. in_line: where the order is all there is,
@@ -408,6 +421,8 @@ class Controller:
 
     def _note(self, about: str, problem: str) -> None:
         """Say it once, until it is another."""
-        if problem and self._said.get(about) != problem:
+        if not problem:
+            self._said.pop(about, None)
+        elif self._said.get(about) != problem:
+            self._said[about] = problem
             self._say(f"{about}: {problem}")
-        self._said[about] = problem

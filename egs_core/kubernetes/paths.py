@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from operator import is_not
 
 import msgspec
@@ -248,6 +249,7 @@ class _Growing:
             return self._append(Task(name, after, template, False, made.is_driver, likely_s, asks))
         ends: dict[str, tuple[int, ...]] = {}
         needed: set[str] = set()
+        self._spend(sum(1 + len(step.needs) for step in made.steps))
         for step in _ordered(made.steps):
             needs = [need for need in step.needs if need in ends]
             needed.update(needs)
@@ -318,18 +320,25 @@ class _Growing:
 
 def _ordered(steps: Sequence[Step]) -> list[Step]:
     """Each after what it needs. Argo refuses a cycle: whoever has one is not understood."""
-    left = {step.name: step for step in steps}
-    if len(left) < len(steps):
-        raise _NotUnderstood
-    found: list[Step] = []
-    while left:
-        free = [step for step in left.values() if not any(need in left for need in step.needs)]
-        if not free:
-            raise _NotUnderstood
+    places = {step.name: place for place, step in enumerate(steps)}
+    behind: list[list[int]] = [[] for _ in steps]
+    left = [0] * len(steps)  # what each still waits for
+    for place, step in enumerate(steps):
+        for need in {places[need] for need in step.needs if need in places}:
+            behind[need].append(place)
+            left[place] += 1
+    found: list[int] = []
+    free = [place for place, count in enumerate(left) if not count]
+    while free:
         found += free
-        for step in free:
-            del left[step.name]
-    return found
+        freed = []
+        for later in chain.from_iterable(behind[place] for place in free):
+            left[later] -= 1
+            freed += [] if left[later] else [later]
+        free = sorted(freed)
+    if len(found) < len(steps) or len(places) < len(steps):
+        raise _NotUnderstood
+    return [steps[place] for place in found]
 
 
 def _iterations(nodes: Iterable[Node]) -> dict[str, dict[int, str]]:

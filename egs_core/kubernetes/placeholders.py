@@ -80,10 +80,11 @@ def select_steps(
     *,
     node_s: float,
     most: int,
+    barred: Collection[str] = (),
 ) -> Steps:
     """wanted: as `to_stand_for` says; there: placeholders that are listed; pods: all others. node_s: how long a node
     takes to come; most: so many placeholders may be there at once, those included that go: what takes their place is
-    made in a later look."""
+    made in a later look. barred: of places for which none is made, `Place.key`."""
     found = list(there)
     listed = [one for one in found if not one.is_leaving]
     over = [one for one in listed if one.is_over]
@@ -91,6 +92,7 @@ def select_steps(
     pending = sorted((one for one in listed if not one.node and not one.is_over), key=lambda one: one.name)
     looks = [_look(wanted, pods, nodes, now, now + times * node_s, now + node_s) for times in (1.0, LATER)]
     (soon, keep), (_, make) = looks if most else [([], []), ([], [])]
+    make = [place for place in make if place.key not in barred]
     kept = _kept(bound, soon, pods, nodes, now)
     more = Counter(place.key for place in keep) - Counter(place.key for place in make)
     left = Counter([*(place.key for place in make), *more.elements()][: max(0, most - len(kept))])

@@ -15,9 +15,9 @@ from egs_core.kubernetes.foreseen import Wanted
 from egs_core.kubernetes.pods import Node, Pod
 
 LOOK_S, HELD_S = 10.0, 1.0
-REFUSALS = (403, 422)
+FORBIDDEN, INVALID = 403, (400, 422)
 REFUSED_S = 600.0
-"""So long after one was refused none is made."""
+"""So long after one was refused none is made, or none for the same place where that is what was wrong."""
 
 
 class PlaceholderSettings(msgspec.Struct, frozen=True):
@@ -39,6 +39,7 @@ class Placeholding:
         self._cluster, self._stated, self._namespace, self._note = cluster, stated, namespace, note
         self._looked_at = float("-inf")
         self._refused_until = 0.0
+        self._barred: dict[str, float] = {}  # by `Place.key`, until when
         self._placeless_at: dict[str, float] = {}
         self.awaited: tuple[str, ...] = ()
 
@@ -75,8 +76,9 @@ class Placeholding:
         """wanted: as `placeholders.to_stand_for` says; there: the placeholders; pods: all others. leads: asked before
         each request."""
         stated = self._stated
+        barred = self._barred = {key: until for key, until in self._barred.items() if until > now}
         steps = placeholders.select_steps(
-            wanted, there, list(pods.values()), nodes, now, node_s=stated.node_s, most=stated.most
+            wanted, there, list(pods.values()), nodes, now, node_s=stated.node_s, most=stated.most, barred=barred
         )
         for one in steps.remove:
             if not leads():
@@ -95,14 +97,17 @@ class Placeholding:
                 self._note("placeholder", f"{one.namespace}/{one.name}: {error}: it makes way or ends by itself")
 
     def _make(self, name: str, place: placeholders.Place, nodes: Iterable[Node], now: float) -> None:
-        """Where one is refused the others would be too."""
+        """Where one is forbidden the others would be too; what is invalid is its place, which anybody may state."""
         not_on = placeholders.hosts_of(place, nodes)
         body = placeholders.made(name, place, self._namespace, self._stated.image, not_on)
         try:
             self._cluster.create(PODS, body, self._namespace)
         except ApiError as error:
-            if error.status in REFUSALS:
+            if error.status == FORBIDDEN:
                 self._refused_until = now + REFUSED_S
                 self._note("placeholders", f"{error}: none is made for {REFUSED_S / 60:.0f} minutes")
+            elif error.status in INVALID:
+                self._barred[place.key] = now + REFUSED_S
+                self._note("placeholders", f"{error}: none like it is made for {REFUSED_S / 60:.0f} minutes")
             elif error.status != 409:  # it is there
                 self._note("placeholders", str(error))

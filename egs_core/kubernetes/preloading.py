@@ -21,7 +21,7 @@ from egs_core.kubernetes.readings import NO_READS, Reading, ReadRules, readable
 from egs_core.kubernetes.volumes import Volumes
 
 LOOK_S = 5.0
-REFUSALS = (403, 422)
+REFUSALS = (400, 403, 422)
 REFUSED_S = 600.0
 """So long after one was refused none of its kind is made in its namespace."""
 

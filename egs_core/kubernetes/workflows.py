@@ -13,7 +13,8 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -174,10 +175,12 @@ def _template(raw: Object, spec: Object, arguments: Mapping[str, str]) -> Templa
         is_driver = "driver" in roles or text(raw, "name").endswith(DRIVER)
         likely_s = length_s(part(meta, "labels").get(names.PREDICTED_S))
         retries = _retries(part(raw, "retryStrategy"))
-        return Template(is_driver=is_driver, predicted_s=likely_s, retries=retries, asks=_written(raw, spec))
+        asks = _sound(_written, raw, spec)
+        return Template(is_driver=is_driver, predicted_s=likely_s, retries=retries, asks=asks)
     listed = items(part(raw, "dag"), "tasks")
     drivers = [one for one in listed if text(one, "name").endswith(DRIVER)]
-    asked = {text(one, "name").removesuffix(DRIVER): _asks(_parameters(one), arguments) for one in drivers}
+    told = {text(one, "name").removesuffix(DRIVER): _parameters(one) for one in drivers}
+    asked = {name: _sound(_asks, parameters, arguments) for name, parameters in told.items()}
     steps = [_step(one, asked.get(text(one, "name"), NOTHING)) for one in listed]
     if None in steps:
         return None
@@ -207,6 +210,26 @@ def _step(raw: Object, asks: Asks) -> Step | None:
         length_s(_labels(_parameters(raw)).get(names.PREDICTED_S)),
         asks,
     )
+
+
+def _sound(make: Callable[..., Asks], *of: Object) -> Asks:
+    """Nothing where it makes what no pod could be made of: nobody has validated what Workflows say of nodes and images,
+    and JSON has texts that no request can carry."""
+    try:
+        found = make(*of)
+        stated = json.loads(found.where or "{}")
+        msgspec.json.encode((found, stated))
+    except (ValueError, RecursionError, msgspec.MsgspecError):
+        return NOTHING
+    return found if all(map(_is_term, stated.get("terms", ()))) else NOTHING
+
+
+def _is_term(term: Object) -> bool:
+    """Whether it has lists of conditions with lists of values, where it has any."""
+    stated = [term.get(kind) or [] for kind in ("matchExpressions", "matchFields")]
+    if not all(isinstance(one, list) for one in stated):
+        return False
+    return all(isinstance(one, Mapping) and isinstance(one.get("values") or [], list) for one in chain(*stated))
 
 
 def _written(raw: Object, spec: Object) -> Asks:

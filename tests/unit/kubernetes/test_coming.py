@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from typing import Any
 
@@ -159,6 +160,47 @@ def test_what_a_step_reads_is_what_its_driver_is_told() -> None:
 def test_an_image_that_only_the_run_knows_is_none(container: dict[str, Any]) -> None:
     """Nothing can be loaded for such a step."""
     assert come(asking(container), runs("a")) == []
+
+
+@pytest.mark.parametrize(
+    ("container", "platform"),
+    [
+        ({"image": "a:1"}, {"nodeAffinity": [{"matchExpressions": ["x"]}]}),
+        ({"image": "a:1"}, {"nodeAffinity": [{"matchFields": {"key": "x"}}]}),
+        ({"image": "a:1"}, {"nodeAffinity": [{"matchExpressions": [{"key": "x", "operator": "In", "values": 5}]}]}),
+        ({"image": "a:\ud800"}, {}),
+        ({"image": "a:1"}, {"imagePullSecret": [{"secretName": "\ud800"}]}),
+        ({"image": "a:1"}, {"nodeSelector": {"labels": {"pool": "\ud800"}}}),
+        ({"image": "a:1"}, {"nodeSelector": {"labels": {"pool": "{{inputs.parameters.pool}}"}}}),
+    ],
+)
+def test_a_step_of_which_no_pod_can_be_made_is_none(container: dict[str, Any], platform: dict[str, Any]) -> None:
+    """What drivers are told is JSON that nobody has validated; the run goes on as a graph."""
+    assert come(asking(container, platform), runs("a")) == []
+
+
+def test_a_template_says_of_nodes_what_only_its_run_will_know() -> None:
+    """A placeholder of the words between the braces would be refused."""
+    made: dict[str, Any] = {"name": "train", "container": {"image": "image:2"}, "metadata": {"labels": {}}}
+    made["metadata"]["labels"] = {"egs.io/workload": "w"}
+    steps = [{"name": "a", "template": "train"}, {"name": "b", "template": "train", "dependencies": ["a"]}]
+    pod_now = runs("a", predicted=30)
+    pod_now["metadata"]["annotations"]["workflows.argoproj.io/node-name"] = "r.a"
+    affinity: dict[str, Any] = {
+        "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{}]}}
+    }
+    wrong = copy.deepcopy(affinity)
+    terms = wrong["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    terms[0] = {"matchExpressions": ["x"]}
+    for stated, count in (
+        ({"nodeSelector": {"pool": "x"}}, 1),
+        ({"nodeSelector": {"pool": "{{inputs.parameters.pool}}"}}, 0),
+        ({"affinity": affinity}, 1),
+        ({"affinity": wrong}, 0),
+    ):
+        raw = workflow("r", {})
+        raw["spec"] |= {"entrypoint": "main", "templates": [{"name": "main", "dag": {"tasks": steps}}, made | stated]}
+        assert len(come(raw, pod_now)) == count
 
 
 def asking(container: dict[str, Any], platform: dict[str, Any] | None = None) -> dict[str, Any]:

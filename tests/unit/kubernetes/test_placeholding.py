@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import time
 from typing import Any
 
@@ -158,13 +159,18 @@ def test_off_it_makes_none(api: EmulatedApi) -> None:
 
 
 class Refusing(Cluster):
-    """Says no to what is made."""
+    """Says no to what is made, or to what of it has this selector."""
 
     asked = 0
+    status, selector = 403, dict[str, str]()
+    made: tuple[str, ...] = ()
 
     def create(self, kind: Kind, body: dict[str, Any], namespace: str = "", timeout_s: float = 15.0) -> dict[str, Any]:  # noqa: ARG002  # the cluster's names
+        if self.selector and body["spec"].get("nodeSelector") != self.selector:
+            self.made = (*self.made, body["metadata"]["name"])
+            return body
         self.asked += 1
-        raise ApiError(403, "no right")
+        raise ApiError(self.status, "no right")
 
 
 def test_one_that_is_refused_is_one_line_and_not_tried_again_at_once(api: EmulatedApi) -> None:
@@ -176,6 +182,43 @@ def test_one_that_is_refused_is_one_line_and_not_tried_again_at_once(api: Emulat
         placeholding.look([waits("a"), waits("b")], [], {"x": full_node[0]}, [], NOW + later_s)
         assert cluster.asked == asked
     assert said == ["placeholders: 403: no right: none is made for 10 minutes"] * 2
+
+
+@pytest.mark.parametrize("status", [400, 422])
+def test_a_place_that_is_invalid_keeps_no_other_from_being_asked_for(api: EmulatedApi, status: int) -> None:
+    """Anybody may state one: it is tried again ten minutes later, and takes no other's turn meanwhile."""
+    cluster, said = Refusing(api.kubeconfig), list[str]()
+    cluster.status, cluster.selector = status, {"pool": "no value"}
+    placeholding = Placeholding(
+        cluster, PlaceholderSettings(most=1), names.SYSTEM, lambda about, problem: said.append(f"{about}: {problem}")
+    )
+    wrong = msgspec.structs.replace(waits("a"), where=json.dumps({"select": cluster.selector}))
+    for later_s, asked in ((0, 1), (10, 1), (601, 2)):
+        placeholding.look([wrong, waits("b")], [], {}, [], NOW + later_s)
+        assert cluster.asked == asked
+    assert set(cluster.made) == {f"egs-placeholder-{ONE.key}-0"}
+    assert said[0] == f"placeholders: {status}: no right: none like it is made for 10 minutes"
+
+
+def test_what_fails_beside_the_order_is_said_and_the_order_goes_on(
+    api: EmulatedApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Preloads and placeholders go by what tenants have written: gates open in the same session as before."""
+
+    def fails(*_: object) -> list[Any]:
+        raise AttributeError("what a tenant wrote")
+
+    monkeypatch.setattr("egs_core.kubernetes.controller.to_come", fails)
+    full(api)
+    add(api, "a")
+    said = list[str]()
+    with controlled(api, placeholders=TWO, preloads=True, said=said, says="the order goes on without it") as one:
+        api.until(lambda: len(said) == 2)
+        session = one._gated
+        api.add("nodes", node("n2", gpus=1))
+        api.until(lambda: not api.gated())
+        assert one._gated is session is not None
+    assert {line.partition(":")[0] for line in said} == {"loading ahead", "asking for nodes"}
 
 
 def test_who_leaves_takes_placeholders_along(api: EmulatedApi, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import copy
 import itertools
+import time
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from egs_core.kubernetes.paths import Traces, Way, graph_of, ways
+from egs_core.kubernetes.paths import Traces, Way, _NotUnderstood, _ordered, graph_of, ways
 from egs_core.kubernetes.pods import Pod, pod_of
-from egs_core.kubernetes.workflows import Workflow, workflow_of
+from egs_core.kubernetes.workflows import Step, Workflow, workflow_of
 from egs_core.site import PRIOR_S
 from tests.unit.kubernetes.made_workflows import executor, group, node, noted, packed, task, workflow
 
@@ -146,6 +147,16 @@ def test_a_run_by_a_template_of_the_cluster_is_what_argo_has_made_of_it() -> Non
     assert ranks(raw, executor("r", "a")) is None
     raw["status"]["storedWorkflowTemplateSpec"] = whole
     assert ranks(raw, executor("r", "a")) == {"a": 12}
+
+
+def test_a_long_chain_costs_what_its_steps_do() -> None:
+    """Written the last step first, so that each waits for the one after it; a cycle of it is not understood."""
+    steps = [Step(f"s{n}", "x", (f"s{n - 1}",) if n else ()) for n in reversed(range(4000))]
+    began = time.process_time()
+    assert [one.name for one in _ordered(steps)] == [f"s{n}" for n in range(4000)]
+    assert time.process_time() - began < 1.0
+    with pytest.raises(_NotUnderstood):
+        _ordered([*steps[:-1], Step("s0", "x", ("s3999",))])
 
 
 @pytest.mark.parametrize(
