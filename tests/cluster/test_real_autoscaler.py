@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from egs_core.kubernetes import names
-from egs_core.kubernetes.cluster import NODES, ApiError, Cluster, Kind
+from egs_core.kubernetes.cluster import NODES, PODS, ApiError, Cluster, Kind
 from egs_core.kubernetes.placeholding import PlaceholderSettings
 from tests.cluster.real import FILE, Site, applied, controlled, until
 from tests.cluster.test_real_cluster import pytestmark as _needs_a_cluster
@@ -49,7 +49,11 @@ def _why_not() -> str:
 
 
 WHY_NOT = _why_not()
-pytestmark = [pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT), pytest.mark.slow]
+pytestmark = [
+    pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT),
+    pytest.mark.slow,
+    pytest.mark.timeout(2 * (NODE_S + GOES_S)),  # until a cloud's node is there, and gone again
+]
 
 
 class Scaled(Site):
@@ -77,10 +81,13 @@ class Scaled(Site):
         self.begins("first", 0)
 
     def goes(self) -> None:
-        """All that has ended, then the nodes that came."""
-        for name, one in self.pods().items():
-            if not one.is_over:
-                self.end(name) if one.node else self.delete(name)
+        """All that has ended, then the nodes that came. No controller is there that would take placeholders away, and
+        one that got a node would keep it for a quarter of an hour."""
+        for one in stand_ins(self):
+            self.admin.delete(PODS, one["metadata"]["name"], self.of.namespace)
+        for name, pod in self.pods().items():
+            if not pod.is_over:
+                self.end(name) if pod.node else self.delete(name)
         until(lambda: not self.new(), GOES_S)
 
 
