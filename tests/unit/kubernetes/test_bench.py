@@ -15,9 +15,13 @@ import pytest
 
 pytest.importorskip("kubernetes", reason="the client of Kubernetes is not installed")
 
+from benchmarks import kubernetes_scaling
 from benchmarks.kubernetes import FORMS, SIDES, run_of, side_of, suite, summarise
 from benchmarks.kubernetes_world import Outcome, Side, Task, World, is_inverted, pod_of_task, ranked
+from egs_core.kubernetes.coming import to_come
+from egs_core.kubernetes.paths import Traces
 from egs_core.kubernetes.pods import pod_of
+from egs_core.kubernetes.workflows import workflow_of
 from tests.unit.kubernetes.emulated_api import LIMIT_S, EmulatedApi
 
 
@@ -167,3 +171,22 @@ def test_looks_of_two_checkouts_are_measured_by_turns() -> None:
     for changes in ("0 changes", "8 changes"):
         assert found[changes]["of_the_other"] > 0
         assert all(found[changes][side]["least_ms"] > 0 for side in ("here", "against"))
+
+
+def test_the_controller_foresees_the_pipeline_of_the_scaling_benchmark() -> None:
+    """While its first step runs, the trainings are in sight with what their pods will ask for, and where."""
+    steps, select = kubernetes_scaling.pipeline(3, 90, 60, 5), {"pool": "gpu"}
+    raw = kubernetes_scaling.workflow(steps, select)
+    raw["metadata"] |= {"namespace": "team", "uid": "u"}
+    first, *made = (kubernetes_scaling.pod_of_step(steps, one, select, "egs") for one in steps)
+    first["metadata"] |= {"namespace": "team", "uid": "first"}
+    first["spec"] |= {"nodeName": "n", "schedulingGates": []}
+    traces = Traces()
+    traces.applied({"first": pod_of(first)}, [workflow_of(raw)])
+    found = to_come(traces.runs(), 1000.0)
+    asked = [pod_of(one) for one in made[:3]]
+    assert [(one.shape, json.loads(one.where), one.gpu) for one in found] == [
+        (one.shape, json.loads(one.where), one.gpu) for one in asked
+    ]
+    assert {(one.ready_at, one.takes_s) for one in found} == {(1090.0, 60.0)}
+    assert pod_of(first).rank_s == 155.0
