@@ -185,8 +185,8 @@ def test_the_controller_foresees_the_pipeline_of_the_scaling_benchmark() -> None
     traces.applied({"first": pod_of(first)}, [workflow_of(raw)])
     found = to_come(traces.runs(), 1000.0)
     asked = [pod_of(one) for one in made[:3]]
-    assert [(one.shape, json.loads(one.where), one.gpu) for one in found] == [
-        (one.shape, json.loads(one.where), one.gpu) for one in asked
+    assert [(one.shape, json.loads(one.where), one.devices) for one in found] == [
+        (one.shape, json.loads(one.where), one.devices) for one in asked
     ]
     assert {(one.ready_at, one.takes_s) for one in found} == {(1090.0, 60.0)}
     assert pod_of(first).rank_s == 155.0
