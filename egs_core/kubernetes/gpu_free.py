@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from egs_core.flavor_names import is_gpu_resource
 from egs_core.kubernetes.objects import Object, items, number, part, quantity, text
 from egs_core.kubernetes.pods import hints_of
 
@@ -43,7 +44,7 @@ def given(pod: Object) -> list[Given]:
     found = []
     for one in _GIVEN.finditer(text(notes, NOTE).partition(":")[2]):
         field = _FIELDS[one["kind"]]
-        gpus = [name.strip() for name in one["names"].split(",") if name.strip().endswith("/gpu")]
+        gpus = [name.strip() for name in one["names"].split(",") if is_gpu_resource(name.strip())]
         for at, container in enumerate(items(part(pod, "spec"), field)):
             resources = part(container, "resources")
             for gpu in gpus if text(container, "name") == one["container"] else ():

@@ -73,7 +73,8 @@ SURFACES = (
             "observe": "no: runs are read from exports only (audit)",
             "order": "no: pods are labelled, and `egs kubernetes controller` orders them by what is left of their runs",
             "split": "yes: where `@egs_kubeflow.component` compiles phases; what is compiled stays whole",
-            "preload": "no: its plan is files; but `egs kubernetes controller --preload` loads images ahead, files too",
+            "preload": "no: its plan is files; but `egs kubernetes controller --preload` loads images ahead, "
+            "with `--preload-files` files and modules too",
             "gang": "no: but by Kueue's pod groups, which are written, or by `egs kubernetes controller`",
             "preempt": "no: but `egs kubernetes controller --preempt` deletes a pod where a retry makes it again",
             "limits": "yes: by Kubernetes: time limits are written",

@@ -39,6 +39,9 @@ def test_only_what_was_filled_in_for_a_task_without_gpus_was_given() -> None:
         == []
     )
     assert given(ranged(note=f"LimitRanger plugin set: {GPU} limit for container other", gpus=0)) == []
+    mig = ranged(note=LIMIT.replace(GPU, "nvidia.com/mig-1g.5gb"), gpus=0)
+    mig["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/mig-1g.5gb": "1"}}
+    assert [one.gpu for one in given(mig)] == ["nvidia.com/mig-1g.5gb"]
     none = ranged(gpus=0)
     none["spec"]["containers"][0]["resources"] = {"limits": {GPU: "0"}, "requests": {GPU: "0"}}
     assert given(none) == []
