@@ -34,11 +34,12 @@ from benchmarks.kubernetes_world import GPU, IMAGE, NAMESPACES, add_namespace
 from egs_core.errors import InputError
 from egs_core.kubernetes import names
 from egs_core.kubernetes.cluster import NODES, PODS, PRIORITY_CLASSES, WORKFLOWS, ApiError, Cluster, Kind
-from egs_core.kubernetes.controller import Controller, Settings
+from egs_core.kubernetes.controller import Controller
 from egs_core.kubernetes.manifests import Installation, objects
 from egs_core.kubernetes.objects import moment, seconds_of
 from egs_core.kubernetes.placeholding import PlaceholderSettings
 from egs_core.kubernetes.pods import Pod, pod_of
+from egs_core.kubernetes.settings import Settings
 
 SIDES = ("native", "egs", "egs-placeholders")
 GONE_S, LIMIT_S, READY_S, POLL_S = 1800.0, 3600.0, 60.0, 0.2
