@@ -83,7 +83,7 @@ def ready_checks() -> list[Check]:
     for answer in shown():
         words = [
             f"{one.pid} for {one.command} ({one.modules}), {one.size_bytes >> 20} MiB"
-            + ("" if one.loaded_s else ", loading")
+            + ("" if one.loaded_s is not None else ", loading")
             for one in answer.standing
         ]
         found.append(

@@ -50,7 +50,7 @@ def _hold(line: Line, control: socket.socket, ends: SignalQueue) -> None:
     os.chdir(line.folder)
     words = python_words(line.command)
     trial = Hooked.trial(
-        words.interpreter, config_of((), words.first, line.folder, line.environment), line.environment, line.mask
+        words.interpreter, config_of((), line.first, line.folder, line.environment), line.environment, line.mask
     )
     until = time.monotonic() + TRIAL_S
     while not trial.has_ended() and time.monotonic() < until and not _hears(control, 0.0):
@@ -60,7 +60,7 @@ def _hold(line: Line, control: socket.socket, ends: SignalQueue) -> None:
         _tell(control, f"not {line.command[0]} does not run what it finds by PYTHONPATH as sitecustomize")
         return
     trial.hook.close()
-    config = config_of(line.modules, words.first, line.folder, line.environment, [str(ROOM)])
+    config = config_of(line.modules, line.first, line.folder, line.environment, [str(ROOM)])
     theirs, ours = _stand_ins(line.streams)
     process = Hooked([*line.command, SAYS.ljust(ROOM)], config, line.environment, line.mask, theirs)
     for handle in theirs:

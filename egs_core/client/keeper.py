@@ -8,6 +8,7 @@ when there is nothing to wait for. What stands ready ends with it.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import gc
 import os
@@ -44,6 +45,7 @@ all that stand end."""
 FIRST_BYTES = 1 << 29
 """What one is taken to need before one was seen."""
 PAGE = os.sysconf("SC_PAGE_SIZE")
+GROUPS = Path("/sys/fs/cgroup")
 
 
 class Stands:
@@ -52,7 +54,8 @@ class Stands:
     def __init__(self, line: Line) -> None:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.control.setblocking(False)
-        self.began_s, self.pid, self.loaded_s = time.monotonic(), 0, 0.0
+        self.began_s, self.pid = time.monotonic(), 0
+        self.loaded_s: float | None = None
         self.hook: Hook | None = None
         self.why, self.is_over = "", False
         self.holder = os.fork()
@@ -79,9 +82,9 @@ class Stands:
                 break
         if self.hook is not None:
             loaded = next((line for line in self.hook.said() if line.startswith("loaded ")), "")
-            self.loaded_s = float(loaded.split()[1]) if loaded else 0.0
+            self.loaded_s = float(loaded.split()[1]) if loaded else None
             self.why = self.why or self.hook.why_not()
-        self.is_over = self.is_over or bool(self.why) or (not self.loaded_s and self._has_taken_too_long())
+        self.is_over = self.is_over or bool(self.why) or (self.loaded_s is None and self._has_taken_too_long())
 
     def close(self) -> None:
         """It ends, unless somebody else has its sockets now."""
@@ -118,27 +121,30 @@ class Known:
         for one in self.stands:
             was_loaded = one.loaded_s
             one.look()
-            if one.loaded_s and not was_loaded:
+            if one.loaded_s is not None and was_loaded is None:
                 self.load_s, self.size_bytes = one.loaded_s, one.size_bytes() or self.size_bytes
             if one.is_over:
                 one.close()
-                if one.why:
-                    self.why = one.why
-                    self.unfit_until_s = now_s + (CHANGED_S if "has changed" in one.why else UNFIT_S)
+                self.why = one.why or "its process has ended"
+                self.unfit_until_s = now_s + (CHANGED_S if "has changed" in self.why else UNFIT_S)
         self.stands = [one for one in self.stands if not one.is_over]
 
-    def have(self, wanted: int, room_bytes: int) -> None:
-        """So many stand, if there is room."""
+    def loading_bytes(self) -> int:
+        """Of memory, which those that load are still to take."""
+        return self.size_bytes * sum(one.loaded_s is None for one in self.stands)
+
+    def have(self, wanted: int, room_bytes: int) -> int:
+        """So many stand, if there is room. The room that is left."""
         while len(self.stands) > wanted:
             self.stands.pop().close()
-        loading = sum(not one.loaded_s for one in self.stands)
-        while len(self.stands) < wanted and (loading + 1) * self.size_bytes <= room_bytes:
+        while len(self.stands) < wanted and self.size_bytes <= room_bytes:
             self.stands.append(Stands(self.line))
-            loading += 1
+            room_bytes -= self.size_bytes
+        return room_bytes
 
     def taken(self) -> Stands | None:
         """The one that has stood longest of those that have loaded."""
-        found = next((one for one in self.stands if one.loaded_s), None)
+        found = next((one for one in self.stands if one.loaded_s is not None), None)
         if found is not None:
             self.stands.remove(found)
         return found
@@ -180,9 +186,11 @@ class Keeper:
         now_s, room = time.monotonic(), room_bytes()
         for known in self._lines.values():
             known.look(now_s)
+        left = room - sum(known.loading_bytes() for known in self._lines.values())
+        for known in self._lines.values():
             is_fit = now_s >= known.unfit_until_s and room > -1
             wanted = how_many(known, now_s, known.most, WORTH_S) if is_fit else 0
-            known.have(wanted, room)
+            left = known.have(wanted, left)
         if any(known.stands for known in self._lines.values()):
             return LOOK_S
         return max(LOOK_S, next_s(self._lines.values(), now_s, SELDOM_S) - now_s)
@@ -244,10 +252,12 @@ def room_bytes() -> int:
         lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
         total, free = (int(lines[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
         found.append((total, free))
-        group = Path("/sys/fs/cgroup") / _group()
-        limit = int((group / "memory.max").read_text())
-        found.append((limit, limit - int((group / "memory.current").read_text())))
-    except (OSError, KeyError, ValueError):  # no such file, or "max"
+        group = GROUPS / _group()
+        for one in (group, *[above for above in group.parents if above.is_relative_to(GROUPS)]):
+            with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
+                limit = int((one / "memory.max").read_text())
+                found.append((limit, limit - int((one / "memory.current").read_text())))
+    except (OSError, KeyError, ValueError):
         pass
     if any(free < total * SPARE / 2 for total, free in found):
         return -1
@@ -270,7 +280,8 @@ def _reap() -> None:
 def main(words: list[str]) -> None:
     path = Path(words[0])
     ask = sys.stdin.buffer.read()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # else so it is for what stands ready
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.chdir("/")
     lock = os.open(path.with_suffix(LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

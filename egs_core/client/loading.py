@@ -93,6 +93,9 @@ class Loading:
         there is none. own_group: of processes, which it is to be in instead of one of its own; group: of its lease."""
         process, self._process = self._process, None
         self.close()
+        if self._begun is not None:  # of an earlier turn
+            self._begun.hook.close()
+            self._begun = None
         if self._ready is not None and own_group is None:
             process = self._taken(self._ready, process)
         self._ready = None

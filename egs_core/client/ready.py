@@ -55,9 +55,11 @@ TAKEN = b"taken"
 
 class Line(msgspec.Struct, frozen=True):
     """What runs have in common that are served by the same processes. command: without what its program finds as
-    arguments; environment: without what differs from run to run; streams: their kinds."""
+    arguments; first: see `PythonWords`, without symbolic links, which may lead elsewhere later; environment: without
+    what differs from run to run; streams: their kinds."""
 
     command: list[str]
+    first: str
     folder: str
     modules: list[str]
     environment: dict[str, str]
@@ -119,13 +121,15 @@ class Ready:
             self._give_up(why or "its standard streams are a terminal, a socket or a device")
             return
         try:
-            self._arguments = python_words(command).arguments
+            found_words = python_words(command)
         except InputError as error:  # of `egs redo`, for a job of another version
             self._give_up(error.problem)
             return
+        self._arguments = found_words.arguments
         same = dict(sorted(fixed(environment).items()))
         words = list(command[: len(command) - len(self._arguments)])
-        self._line = Line(words, os.getcwd(), list(modules), same, sorted(map(int, mask)), found)
+        mask = sorted(map(int, mask))
+        self._line = Line(words, found_words.first, os.getcwd(), list(modules), same, mask, found)
 
     def start(self) -> None:
         """Have a keeper. Where there is none, one is begun, and is told of this run. Only where this process has one

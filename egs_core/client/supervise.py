@@ -202,6 +202,7 @@ class Supervisor:
                 os.close(handle)
                 self._activity = Path(name)
             self._group = make_group(lease.mark)
+        child = 0
         try:
             while True:
                 child = self._suspension.end(view.id, lease.devices)
@@ -227,6 +228,8 @@ class Supervisor:
                 self._say(f"run {view.id}: exit code {code}; it is started again, {self._tries} of {self._job.retries}")
                 self._tries += 1
         except OSError as error:
+            if child:  # it has started: no end is told of what may go on
+                raise
             self._close_terminal()
             self._forget_activity()
             self._tell_end(view, "failed", NOT_FOUND)

@@ -257,3 +257,60 @@ def test_what_imports_write_comes_first_in_the_runs_own_output(runs: Runs) -> No
     ready = stands()
     out, err = runs.begin(*OPTIONS, *COMMAND).communicate(timeout=PATIENCE_S)
     assert (out.splitlines(), err) == (["from the import", str(ready.pid)], "an error\n")
+
+
+@pytest.mark.slow
+def test_what_stood_ready_and_is_evicted_starts_again_and_is_supervised(runs: Runs) -> None:
+    """Its second turn finds nothing loaded, since the import fails by then: what stood ready for the first is over, and
+    the exit code is the second's."""
+    work = "import os, time\nprint(os.getpid(), flush=True)\nwhile not os.path.exists('end'): time.sleep(0.05)\n"
+    made(runs.folder, work=work + "raise SystemExit(5)\n")
+    first = runs.begin(*OPTIONS, *COMMAND)
+    ready = stands()
+    assert runs.end(first) == [5]
+    low = runs.begin("--gpus", str(GPUS), "--requeue", *OPTIONS[2:], *COMMAND)
+    assert low.stdout is not None
+    assert low.stderr is not None
+    assert low.stdout.readline() == f"{ready.pid}\n"
+    made(runs.folder, slow="raise ValueError\n")
+    until = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.05)\n"
+    high = runs.begin("--gpus", "1", "--priority", "5", "--", sys.executable, "-c", until)
+    while "nothing is loaded ahead: slow: ValueError" not in (line := low.stderr.readline()):
+        assert line
+    assert has_ended(ready.pid)
+    (runs.folder / "go").touch()
+    assert high.wait(PATIENCE_S) == 0
+    assert int(low.stdout.readline()) != ready.pid
+    assert runs.end(low) == [5]
+
+
+def test_what_ends_while_it_is_loaded_is_not_loaded_again_at_once(runs: Runs) -> None:
+    """As by a lack of memory, without a word: it is tried once, and the next run is told."""
+    ends = "import os\nif not os.environ.get('CUDA_VISIBLE_DEVICES'):\n"
+    ends += "    open('tried', 'a').write('.')\n    os._exit(3)\n"
+    made(runs.folder, slow=ends, work="import slow\n")
+    assert runs.begin(*OPTIONS, *COMMAND).wait(PATIENCE_S) == 0
+    tried = runs.folder / "tried"
+    wait_for(tried.exists, "it is loaded")
+    for _ in range(2):
+        second = runs.begin(*OPTIONS, *COMMAND)
+        assert second.wait(PATIENCE_S) == 0
+        assert "nothing stands ready for it: its process has ended" in error_of(second)
+    assert tried.read_text() == "."
+
+
+@pytest.mark.slow
+def test_what_stands_for_one_release_is_not_anothers(runs: Runs) -> None:
+    """`current` leads to another folder since: the run has that one's modules."""
+    for name in ("old", "new"):
+        made(runs.folder / name, slow=SLOW, work=WORK)
+    current = runs.folder / "current"
+    current.symlink_to("old")
+    command = (*COMMAND[:-1], "current/work.py")
+    first, _, _ = runs.line(*OPTIONS, *command)
+    ready = stands()
+    current.unlink()
+    current.symlink_to("new")
+    second, told, _ = runs.line(*OPTIONS, *command)
+    assert (told["pid"] != ready.pid, Path(told["path"][0]).name) == (True, "new")
+    assert runs.end(first, second) == [5, 5]
