@@ -65,7 +65,11 @@ def _hold(line: Line, control: socket.socket, ends: SignalQueue) -> None:
     process = Hooked([*line.command, SAYS.ljust(ROOM)], config, line.environment, line.mask, theirs)
     for handle in theirs:
         os.close(handle)
-    socket.send_fds(control, [f"pid {process.pid}".encode()], [process.hook.fileno()])
+    try:
+        socket.send_fds(control, [f"pid {process.pid}".encode()], [process.hook.fileno()])
+    except OSError:
+        process.end()
+        raise
     process.hook.close()
     _watch(process.pid, control, ends)
     for handle in ours:
@@ -75,27 +79,32 @@ def _hold(line: Line, control: socket.socket, ends: SignalQueue) -> None:
 def _watch(pid: int, control: socket.socket, ends: SignalQueue) -> None:
     """Until nothing is left below this process, or nobody wants to hear of it."""
     is_taken = False
-    while True:
+    try:
         while True:
-            try:
-                ended, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                _tell(control, "over")
-                return
-            if not ended:
-                break
-            if ended == pid:
-                code = os.waitstatus_to_exitcode(status)
-                _tell(control, f"ended {code if code >= 0 else 128 - code}")
-        ready = select.select([control.fileno(), ends.fileno()], [], [])[0]
-        ends.next(0.0)
-        if control.fileno() in ready:
-            heard = control.recv(MOST_BYTES)
-            is_taken = is_taken or heard == TAKEN
-            if not heard:
-                if not is_taken:
-                    kill_all(pid)
-                return
+            while True:
+                try:
+                    ended, status = os.waitpid(-1, os.WNOHANG)
+                except ChildProcessError:
+                    _tell(control, "over")
+                    return
+                if not ended:
+                    break
+                if ended == pid:
+                    code = os.waitstatus_to_exitcode(status)
+                    _tell(control, f"ended {code if code >= 0 else 128 - code}")
+            ready = select.select([control.fileno(), ends.fileno()], [], [])[0]
+            ends.next(0.0)
+            if control.fileno() in ready:
+                try:
+                    heard = control.recv(MOST_BYTES)
+                except OSError:
+                    heard = b""
+                is_taken = is_taken or heard == TAKEN
+                if not heard:
+                    return
+    finally:
+        if not is_taken:
+            kill_all(pid)
 
 
 def _stand_ins(kinds: list[str]) -> tuple[list[int], list[int]]:

@@ -23,7 +23,7 @@ import msgspec
 
 from egs_core.client.holder import hold
 from egs_core.client.hooked import Hook
-from egs_core.client.ready import ANSWER_S, LOCK, MOST_BYTES, Answer, Ask, Line, Shown, connected
+from egs_core.client.ready import ANSWER_S, LOCK, MOST_BYTES, Answer, Ask, Line, Shown, check_peer, connected
 from egs_core.demand import LEAD_S, MOST_TIMES, how_many, last_s, next_s
 
 WORTH_S = 120.0
@@ -160,6 +160,7 @@ class Keeper:
         self._listener.bind(str(path))
         self._listener.listen(64)
         self._inode, self._asked_s = path.stat().st_ino, time.monotonic()
+        self._came, self._is_in_session = 0, is_session(_group())
 
     def run(self) -> None:
         """Until there is nothing to wait for."""
@@ -188,7 +189,7 @@ class Keeper:
             known.look(now_s)
         left = room - sum(known.loading_bytes() for known in self._lines.values())
         for known in self._lines.values():
-            is_fit = now_s >= known.unfit_until_s and room > -1
+            is_fit = now_s >= known.unfit_until_s and room > -1 and not self._may_be_alone()
             wanted = how_many(known, now_s, known.most, WORTH_S) if is_fit else 0
             left = known.have(wanted, left)
         if any(known.stands for known in self._lines.values()):
@@ -203,11 +204,16 @@ class Keeper:
         except OSError:  # its folder is gone
             return False
         is_worth_it = any(known.stands or now_s < last_s(known) + LEAD_S for known in self._lines.values())
-        return is_worth_it or now_s < self._asked_s + IDLE_S
+        return is_worth_it or now_s < self._asked_s + (WORTH_S if self._may_be_alone() else IDLE_S)
+
+    def _may_be_alone(self) -> bool:
+        """Whether the one run that has come may be the only one of its control group."""
+        return self._is_in_session and self._came < 2
 
     def _answer(self, to: socket.socket) -> None:
         to.settimeout(ANSWER_S)
         try:
+            check_peer(to)
             ask = msgspec.json.decode(to.recv(MOST_BYTES), type=Ask)
             if ask.line is None:
                 to.send(msgspec.json.encode(Answer(os.getpid(), standing=self._shown())))
@@ -227,6 +233,7 @@ class Keeper:
     def _heard(self, ask: Ask) -> Known:
         assert ask.line is not None
         self._asked_s = now_s = time.monotonic()
+        self._came += ask.waited_s is not None
         key = msgspec.json.encode(ask.line)
         known = self._lines.pop(key, None) or Known(ask.line)
         self._lines[key] = known  # the newest last
@@ -267,6 +274,15 @@ def room_bytes() -> int:
 def _group() -> str:
     lines = Path("/proc/self/cgroup").read_text().splitlines()
     return next((line[4:] for line in lines if line.startswith("0::/")), "")
+
+
+def is_session(group: str) -> bool:
+    """Whether it is of one login alone, which each of cron's jobs has under `pam_systemd`.
+
+    >>> is_session("user.slice/user-0.slice/session-12.scope"), is_session("system.slice/cron.service")
+    (True, False)
+    """
+    return any(part.startswith("session-") and part.endswith(".scope") for part in group.split("/"))
 
 
 def _reap() -> None:

@@ -17,6 +17,7 @@ import hashlib
 import os
 import socket
 import stat
+import struct
 import sys
 import tempfile
 import time
@@ -41,6 +42,7 @@ from egs_core.client.surroundings import (
 )
 from egs_core.errors import InputError
 
+BOOT = "/proc/sys/kernel/random/boot_id"
 PREFIX, SOCKET, LOCK = "ready-", ".sock", ".lock"
 MOST_READY = 16
 ANSWER_S = 1.0
@@ -48,8 +50,14 @@ ANSWER_S = 1.0
 MOST_BYTES = 160_000
 """Of a message: Linux takes no longer ones on such a socket by default."""
 CODE = ("keeper.py", "holder.py", "ready.py", "hooked.py")
+MORE_BYTES = 100
+"""By so much a later question may be longer than the first."""
+MOST_PATH = 107
+"""Bytes of a socket's path: Linux's own bound."""
 MOST_HOME = 50
-"""Letters of the folder in which that of sockets is: the path of one has 107 at most."""
+"""Letters of the folder in which that of sockets is, so that the path of one is short enough."""
+PEER = struct.Struct("3i")
+"""What the kernel tells of the other end of a socket: process, user, group."""
 TAKEN = b"taken"
 
 
@@ -137,15 +145,15 @@ class Ready:
         if self._line is None:
             return
         try:
-            self._path = folder() / (PREFIX + _name(self._own) + SOCKET)
-            with connected(self._path):
-                return
-        except OSError:
-            pass
-        try:
             first = msgspec.json.encode(Ask(self._line, self._most, waited_s=0.0))
-            if len(first) > MOST_BYTES:
+            if len(first) > MOST_BYTES - MORE_BYTES:
                 self._give_up("its environment is too large")
+                return
+            self._path = folder() / (PREFIX + _name(self._own) + SOCKET)
+            if len(os.fsencode(self._path)) > MOST_PATH:
+                self._give_up(f"the path of a socket has {MOST_PATH} bytes at most: {self._path}")
+                return
+            with contextlib.suppress(OSError), connected(self._path):
                 return
             _start_keeper(self._path, first)
             self._is_first = True
@@ -180,6 +188,8 @@ class Ready:
             with connected(self._path) as to:
                 to.send(msgspec.json.encode(Ask(self._line, self._most, wants, None if self._is_first else waited_s)))
                 message, handles, _, _ = socket.recv_fds(to, MOST_BYTES, 2)
+            for handle in handles:
+                os.set_inheritable(handle, False)
             return msgspec.json.decode(message, type=Answer), handles
         except (OSError, UnicodeError, msgspec.MsgspecError):  # no keeper, or a busy one
             return Answer(0), []
@@ -239,10 +249,18 @@ def connected(path: Path) -> socket.socket:
     try:
         to.settimeout(ANSWER_S)
         to.connect(str(path))
+        check_peer(to)
     except OSError:
         to.close()
         raise
     return to
+
+
+def check_peer(to: socket.socket) -> None:
+    """Whether it is of this user. Raises PermissionError."""
+    user = PEER.unpack(to.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))[1]
+    if user != os.geteuid():
+        raise PermissionError("the other end of a socket is another user's")
 
 
 def shown() -> list[Answer]:
@@ -269,7 +287,7 @@ def _why_not(environment: Mapping[str, str]) -> str:
 def _name(own: Mapping[str, str]) -> str:
     here = Path(__file__).parent
     code: list[Any] = [sys.executable, str(here), *[(here / one).stat().st_mtime_ns for one in CODE]]
-    code += [(HOOK / "sitecustomize.py").stat().st_mtime_ns]
+    code += [(HOOK / "sitecustomize.py").stat().st_mtime_ns, Path(BOOT).read_text()]
     same = sorted((name, value) for name, value in own.items() if name != FOLDER)
     ignored = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("SigIgn")]
     return hashlib.sha256(repr([code, same, ignored]).encode(errors="replace")).hexdigest()[:16]

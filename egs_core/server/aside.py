@@ -37,6 +37,10 @@ class Asides:
             run.aside = Aside(ids, ran_s, now + ran_s)
             self._waiting[run.id] = run
 
+    def over(self, run: Run) -> None:
+        """It has ended."""
+        self._waiting.pop(run.id, None)
+
     def place(self, run: Run, now: float) -> Place | None:
         """The engine's name of its host and the numbers of its GPUs there, the only ones that it may have now; None for
         any: also where one of them is there no more, or is drained."""

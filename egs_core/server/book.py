@@ -370,6 +370,7 @@ class Book:
         self.gone.pop(run.id, None)
         self.boxed.pop(run.id, None)
         self.kept.pop(run.id, None)
+        self.asides.over(run)
         self.views.forget(run)
         if run.inside:
             self.commands[run.inside].pop(run.id, None)

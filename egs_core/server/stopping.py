@@ -16,7 +16,8 @@ def known_end(run: Run, now: float) -> float | None:
     aside, for as long as that takes."""
     if not run.stop:
         return None
-    return UNKNOWN_S if run.suspends or is_late(run, now) else _stops_at(run, now)
+    is_put_aside = run.suspends and run.is_evicted  # not where it is aborted
+    return UNKNOWN_S if is_put_aside or is_late(run, now) else _stops_at(run, now)
 
 
 def is_late(run: Run, now: float) -> bool:

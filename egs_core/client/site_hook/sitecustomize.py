@@ -119,6 +119,7 @@ def _load(handle: int, names: "list[str]", first: str, room: int) -> None:
     """Import, wait for the turn, and be the command's process. first: what Python will put in front of `sys.path`;
     room: of the last argument where it stands ready, else 0."""
     began, since_ns, known = time.perf_counter(), time.time_ns() - CLOCK_NS, set(sys.modules)
+    stand_ins = [_which(number) for number in range(3)]
     if room:
         del sys.argv[-1]
         getattr(sys, "orig_argv", [""]).pop()
@@ -136,6 +137,8 @@ def _load(handle: int, names: "list[str]", first: str, room: int) -> None:
     stamps: dict[str, tuple[int, int] | None] = dict(_stamps(set() if room else known))
     if room:
         stamps.update((name, _stamp(name)) for name in _installed())
+        archives = [first, *sys.path] if is_put else sys.path
+        stamps.update((name, _stamp(name)) for name in archives if os.path.isfile(name))
     changed = [name for name, stamp in stamps.items() if stamp is not None and stamp[0] >= since_ns]
     if changed:
         raise _Unfit(f"{changed[0]} has changed while it was loaded")
@@ -146,6 +149,8 @@ def _load(handle: int, names: "list[str]", first: str, room: int) -> None:
         group, mark, count, *variables = _heard_with(handle, streams).split(b"\0")
         arguments, variables = variables[: int(count)], variables[int(count) :]
         _check_cuda()
+        if [_which(number) for number in range(3)] != stand_ins:
+            raise _Unfit("what is imported has put its standard streams elsewhere")
         sys.path_importer_cache.clear()  # what is in folders may have changed
     else:
         group, mark, *variables = _heard(handle).split(b"\0")
@@ -184,6 +189,15 @@ def _heard_with(handle: int, handles: "list[int]") -> bytes:
     if len(handles) != 3:
         raise _Unfit("its standard streams could not be handed over")
     return found
+
+
+def _which(number: int) -> "tuple[int, int] | None":
+    """The file that is open as this."""
+    try:
+        found = os.fstat(number)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _take(streams: "list[int]") -> None:
