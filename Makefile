@@ -7,7 +7,6 @@ OTHER_AIRFLOWS = 3.2.2
 OTHER_KFPS = 2.17.3
 DAGSTERS = 1.13.29
 BESIDE = -n 3 # processes, as tests wait a lot; tests that share a start of a framework are in one (BESIDE= for a debugger)
-BESIDE_FRAMEWORKS = -n 4 # of tests most of which are on a framework, and use half of a processor each
 AGAIN ?= # --reruns 1: a scenario on a real framework that fails is tried once more, and reported (.ci/run does)
 RAYS_RUN = tests/unit/ray $(addprefix tests/conformance/ray/test_ray_,observe.py compat.py run.py act.py)
 ALSO_REST = -m 'not long and not slow and not cluster'
@@ -54,7 +53,7 @@ coverage: setup
 		--cov-report=html:build/coverage $(ARGS)
 
 test-slow: setup
-	@$(RUN) .venv/bin/python -m pytest $(BESIDE_FRAMEWORKS) $(AGAIN) -m '(slow or rest) and not long and not cluster' $(ARGS)
+	@$(RUN) .venv/bin/python -m pytest $(BESIDE) $(AGAIN) -m '(slow or rest) and not long and not cluster' $(ARGS)
 
 test-long: setup
 	@$(RUN) .venv/bin/python -m pytest $(BESIDE) $(AGAIN) -m long $(ARGS)

@@ -214,7 +214,7 @@ def test_a_server_that_dies(api: EmulatedApi, site: RealSite, monkeypatch: pytes
         api.until(lambda: "late" in api.opened())
         assert api.opened() == ["late"]
         api.until(lambda: api.opened() == ["late", "waits"])
-        assert any("decides alone" in line for line in said)
+        api.until(lambda: any("decides alone" in line for line in said))  # said in the step after, at the latest
         api.bind("waits", "n1")
         begin(site)
         wait_for(lambda: holds(site, 2), "both count")
