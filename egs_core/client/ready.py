@@ -40,6 +40,7 @@ from egs_core.client.surroundings import (
     streams,
     surroundings,
 )
+from egs_core.described import describe
 from egs_core.errors import InputError
 
 BOOT = "/proc/sys/kernel/random/boot_id"
@@ -104,6 +105,9 @@ class Answer(msgspec.Struct, frozen=True):
     holder: int = 0
     why: str = ""
     standing: list[Shown] = []
+
+
+describe(Ask, Answer)
 
 
 class Ready:
