@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
-GPU_RESOURCE = r".+/(gpu(\.shared)?|mig-.+|[a-z]+_nps\d+|i915|xe|gaudi|tpu|neuron)"
+GPU_RESOURCE_PATTERN = r".+/(gpu(\.shared)?|mig-.+|[a-z]+_nps\d+|i915|xe|gaudi|tpu|neuron)"
 """What device plugins of Kubernetes call GPUs, parts of them and other accelerators; Python's and RE2's."""
-_GPU_RESOURCE = re.compile(GPU_RESOURCE)
+_GPU_RESOURCE = re.compile(GPU_RESOURCE_PATTERN)
 VENDOR = re.compile(r"^(NVIDIA|Tesla|Quadro|GeForce|AMD|Intel)\b[\s-]*", re.IGNORECASE)
 NO_NAME = re.compile(r"[^A-Za-z0-9.]+")
 

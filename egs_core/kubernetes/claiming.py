@@ -14,12 +14,11 @@ from egs_core.graph.columns import Shape
 from egs_core.kubernetes import devices
 from egs_core.kubernetes.cluster import CLAIMS, DEVICE_CLASSES, SLICES, ApiError, Cluster
 from egs_core.kubernetes.devices import Ask, Claim, DeviceClass, Slice, Tier
-from egs_core.kubernetes.mirror import Mirror
+from egs_core.kubernetes.mirror import FORBIDDEN, Mirror
 from egs_core.kubernetes.pods import Node, Pod
 
 MADE_S = 10.0
 """So long a pod is not told of whose claims are not there: its cluster makes them from their template."""
-FORBIDDEN = "ApiError: 403"
 DIFFERENT = "all devices of a node, of which nodes have different numbers"
 
 

@@ -35,7 +35,7 @@ from egs_core.kubernetes.leader import Leader
 from egs_core.kubernetes.learning import Learning
 from egs_core.kubernetes.limits import Limiting
 from egs_core.kubernetes.looked import Looked
-from egs_core.kubernetes.mirror import Mirror
+from egs_core.kubernetes.mirror import FORBIDDEN, Mirror
 from egs_core.kubernetes.opening import limit, open_gate
 from egs_core.kubernetes.placeholding import Placeholding
 from egs_core.kubernetes.pods import Node, Pod, node_of, pod_of, with_pauses
@@ -57,7 +57,6 @@ OPENING, LEAST_OPENING_S, OPENING_S = 4.0, 0.2, 5.0
 """What is granted is opened for so many times as long as the step has taken before, but for that long at least, so that
 there are few looks in a second, and for no longer than that."""
 PLACED_S = 0.02
-FORBIDDEN = "ApiError: 403"
 REFUSALS = (403, 422)
 REFUSED_S = 60.0
 """So long after a deadline was refused none is tried."""

@@ -11,12 +11,11 @@ import msgspec
 from egs_core.kubernetes import makers
 from egs_core.kubernetes.cluster import Cluster, Kind
 from egs_core.kubernetes.makers import Gangs
-from egs_core.kubernetes.mirror import Mirror
+from egs_core.kubernetes.mirror import FORBIDDEN, Mirror
 from egs_core.kubernetes.pods import Pod
 
 LISTED_S = 10.0
 """So long a pod is not told of whose maker is not listed: watches of pods and of makers are not one."""
-FORBIDDEN = "ApiError: 403"
 UNREAD = (FORBIDDEN, "ApiError: 404")
 """Who is told so by the API server need not wait for a list; a watch that has broken is followed by one."""
 

@@ -13,7 +13,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from egs_core.flavor_names import GPU_RESOURCE
+from egs_core.flavor_names import GPU_RESOURCE_PATTERN
 from egs_core.kubernetes import names, placeholders, readers
 from egs_core.kubernetes.preloads import COMMAND, CONFINED, DEADLINE_S, LIMITS, MOST_IMAGES, NO_SIDECAR, NOBODY
 from egs_core.kubernetes.readings import NO_READS, ReadRules
@@ -321,7 +321,7 @@ def placeholder_rules(namespace: str, image: str) -> tuple[tuple[str, str], ...]
                 "has(c.resources) && dyn(c.resources).all(k, k in ['limits', 'requests'])"
                 " && has(dyn(c.resources).limits) && has(dyn(c.resources).requests)"
                 " && dyn(c.resources).limits == dyn(c.resources).requests"
-                f" && dyn(c.resources).limits.all(n, n in ['cpu', 'memory'] || n.matches(r'^{GPU_RESOURCE}$'))"
+                f" && dyn(c.resources).limits.all(n, n in ['cpu', 'memory'] || n.matches(r'^{GPU_RESOURCE_PATTERN}$'))"
             ),
             "a container asks for more than CPUs, memory and GPUs",
         ),

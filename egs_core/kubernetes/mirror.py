@@ -15,6 +15,8 @@ from egs_core.kubernetes.cluster import ApiError, Cluster, Kind
 
 AGAIN_S = 1.0
 MOST_AGAIN_S = 30.0
+FORBIDDEN = "ApiError: 403"
+"""How `Mirror.problem` begins where the API server lets nobody read the kind."""
 
 
 class Mirror:
