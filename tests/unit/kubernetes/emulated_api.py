@@ -127,7 +127,7 @@ class EmulatedApi:
         end = time.monotonic() + limit_s
         while not what():
             with self.changed:
-                assert time.monotonic() < end, "it did not come to that"
+                assert time.monotonic() < end, f"it did not come to that: opened {self.opened()}, gated {self.gated()}"
                 self.changed.wait(0.1)
 
     # --- its state ---

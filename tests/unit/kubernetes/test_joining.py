@@ -162,11 +162,11 @@ def test_a_quota_holds_over_two_clusters(api: EmulatedApi, site: RealSite, tmp_p
             green.add("pods", pod("other", gpus=1, namespace="lab"))
             for name in ("ann", "ben"):
                 green.add("pods", pod(name, run=name, gpus=1, labels={"notebook-name": name}))
-            green.until(lambda: green.opened() == ["other", "ann"])
+            green.until(lambda: set(green.opened()) == {"other", "ann"})
             assert green.gated() == {"train", "ben"}
             assert {one.name for one in site.client.runs().runs} == {"blue", "green"}
             api.end("train")
-            green.until(lambda: green.opened() == ["other", "ann", "train"])
+            green.until(lambda: set(green.opened()) == {"other", "ann", "train"})
             assert green.gated() == {"ben"}
     finally:
         green.close()
