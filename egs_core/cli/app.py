@@ -101,7 +101,7 @@ def run(args: list[str]) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except Exception as error:
-        return _report(error)
+        return _report(error, args)
     return returned if isinstance(returned, int) else 0
 
 
@@ -179,8 +179,8 @@ def _python_name(command: str) -> str:
     return command.replace("-", "_")
 
 
-def _report(error: Exception) -> int:
-    """Say on stderr what went wrong, in one line, and return the exit code that belongs to it."""
+def _report(error: Exception, args: Sequence[str] = ()) -> int:
+    """Say on stderr what went wrong, in one line, and return the exit code that belongs to it. args: that were run."""
     if os.environ.get("EGS_DEBUG") == "1":
         traceback.print_exception(error)
     if isinstance(error, EgsError):
@@ -189,7 +189,7 @@ def _report(error: Exception) -> int:
         return EXIT_INTERRUPTED
     if hasattr(error, "format_message"):  # typer's own: an unknown option, a bad value; empty when it showed the help
         message = _in_plain_words(error, str(error.format_message()))
-        return _fail(f"{message} (see: {_help_of(error)})", EXIT_INPUT) if message else EXIT_INPUT
+        return _fail(f"{message} (see: {_help_of(error, args)} --help)", EXIT_INPUT) if message else EXIT_INPUT
     if isinstance(error, OSError) and error.filename is not None:
         return _fail(f"{error.filename}: {error.strerror}", EXIT_INPUT)
     problem = f"this is a bug in egs {__version__}: {type(error).__name__}: {error}"
@@ -197,7 +197,11 @@ def _report(error: Exception) -> int:
 
 
 def _in_plain_words(error: Exception, message: str) -> str:
-    """Typer's message; where pydantic has said what is wrong with a value, in the words of all other errors."""
+    """Typer's message; where pydantic has said what is wrong with a value, in the words of all other errors; of what is
+    missing with what it can be."""
+    wanted = getattr(getattr(error, "param", None), "help", None)
+    if isinstance(wanted, str) and message.startswith("Missing "):
+        return f"{message.rstrip('.')}: {wanted}"
     found = getattr(error.__cause__, "errors", None)
     if found is None:
         return message
@@ -206,9 +210,19 @@ def _in_plain_words(error: Exception, message: str) -> str:
     return message.replace(sentence, f"{problem}, not {first['input']!r}") if problem.startswith("must ") else message
 
 
-def _help_of(error: Exception) -> str:
+def _help_of(error: Exception, args: Sequence[str]) -> str:
+    """The command whose help tells more; typer does not say it of an option without its value."""
     context = getattr(error, "ctx", None)
-    return f"{context.command_path if context is not None else 'egs'} --help"
+    if context is not None:
+        return str(context.command_path)
+    path = ["egs"]
+    command: Any = typer.main.get_command(build_app(_asked_for(args)))
+    for word in args:
+        command = getattr(command, "commands", {}).get(word)
+        if command is None:
+            break
+        path.append(word)
+    return " ".join(path)
 
 
 def _fail(message: str, code: int) -> int:

@@ -42,7 +42,8 @@ def why(
     file: Annotated[
         Path,
         typer.Argument(
-            help="A run log, or a workload file to simulate; without TASK a run of the site server, by number or name."
+            metavar="FILE|RUN",
+            help="A run log, or a workload file to simulate; without TASK a run of the site server, by number or name.",
         ),
     ],
     tasks: Annotated[

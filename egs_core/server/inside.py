@@ -43,13 +43,24 @@ def enter(book: Book, who: Principal, run: Run, ask: c.RunRequest) -> None:
 
 def _part(book: Book, who: Principal, number: str, host: str) -> str:
     """Of a request over several hosts the number of its part on this one. Raises Refusal where it has none there."""
-    request = book.rights.visible(who, number)
+    request = _request(book, who, number)
     parts = parts_of(book, request)
     here = [one.id for one in parts if one.host == host]
     if here or len(parts) == 1:
         return here[0] if here else number
     there = listed([book.views.name_of(one.host) for one in parts])
     raise Refusal(409, f"request {request.whole} has no GPUs on host {book.views.name_of(host)}: start it on {there}")
+
+
+def _request(book: Book, who: Principal, number: str) -> Run:
+    """Raises Refusal where there is none."""
+    try:
+        return book.rights.visible(who, number)
+    except Refusal as refusal:
+        if refusal.status != 404:
+            raise
+        problem = f"inside: there is no GPU request {number!r}: `egs request list` lists those that are open"
+        raise Refusal(404, problem) from None
 
 
 def parts_of(book: Book, run: Run) -> list[Run]:

@@ -55,6 +55,23 @@ def test_a_value_of_a_wrong_kind_is_named_in_plain_words(
     assert capsys.readouterr().err == f"error: Invalid value for {told}\n"
 
 
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("serve --data", "Option '--data' requires an argument. (see: egs serve --help)"),
+        ("token create --role", "Option '--role' requires an argument. (see: egs token create --help)"),
+        ("run --in", "Option '--in' requires an argument. (see: egs run --help)"),
+        ("run", "Missing argument '-- CMD...': The command and its arguments. (see: egs run --help)"),
+        ("token create", "Missing option '--role': viewer, submitter, operator, admin or agent. (see: "),
+        ("why", "Missing argument 'FILE|RUN': A run log, or a workload file to simulate; without TASK a run of "),
+    ],
+)
+def test_what_is_missing_is_said_with_what_it_can_be(line: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """And with the help of the command that was called, not with that of `egs`."""
+    assert app.run(line.split()) == app.EXIT_INPUT
+    assert capsys.readouterr().err.startswith(f"error: {told}")
+
+
 def test_help_imports_no_command_and_no_heavy_library() -> None:
     """`egs --help` stays quick: no command module, no numpy and no database stack is imported for it."""
     program = (

@@ -189,7 +189,7 @@ def test_an_idle_request_is_given_on(site: RealSite) -> None:
         (("request", "--gpus", "1", "--for", "soon"), "--for"),
         (("request", "show", "77"), "there is no GPU request '77'"),
         (("request", "extend", "77", "--for", "1h"), "there is no GPU request '77'"),
-        (("run", "--in", "77", "--", "true"), "there is no run '77'"),
+        (("run", "--in", "77", "--", "true"), "error: --in: there is no GPU request '77': `egs request list`"),
         (
             ("run", "--in", "77", "--gpus", "1", "--", "true"),
             "--gpus: does nothing with --in: what runs in a request has the request's",
