@@ -15,7 +15,7 @@ import typer
 
 from egs_core.budgets import Budget
 from egs_core.calendar import Reservation, is_over
-from egs_core.client.places import TOKEN, URL, parse_url
+from egs_core.client.places import TOKEN, URL, parse_url, socket_here
 from egs_core.cost.prices import Prices, load_prices
 from egs_core.errors import EgsError, InputError, counted, listed
 from egs_core.flavors import load_flavors
@@ -48,7 +48,7 @@ def needs_server(command: str) -> Iterator[None]:
         raise EgsError(f"{command}: needs {missing}: pip install 'egs-core[server]'") from error
 
 
-SHARED = {"join", "devices", "emulated_gpus", "log_format", "as_json"}
+SHARED = {"join", "socket", "devices", "emulated_gpus", "log_format", "as_json"}
 """Options that `--join` goes with: all others are the server's own."""
 
 
@@ -60,6 +60,14 @@ def serve(
         Path | None,
         typer.Option(
             help="Folder of its database, and of its socket where no other place has room; default: one of this user's."
+        ),
+    ] = None,
+    socket: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="Unix socket to listen at, as of a second server on this host: its clients set EGS_URL=unix://PATH. "
+            "Default: /run/egs/egs.sock, or another place where clients look.",
         ),
     ] = None,
     database: Annotated[
@@ -76,8 +84,8 @@ def serve(
     emulated_gpus: Annotated[
         str,
         typer.Option(
-            help="Offer so many emulated GPUs, 0 to N-1, or so many of some flavors, as a100=1,t4=2; refused where "
-            "there are real ones."
+            help="Offer so many emulated GPUs, by ids from 0 on, or so many of some flavors, as a100=1,t4=2; 0: none, "
+            "for work that needs no GPU. Refused where there are real ones."
         ),
     ] = "",
     flavors: Annotated[
@@ -130,7 +138,7 @@ def serve(
     chosen = [one.strip() for one in devices.split(",") if one.strip()]
     if join:
         _check_alone(ctx)
-        _join(join, emulated_gpus, chosen, as_json)
+        _join(join, emulated_gpus, chosen, as_json, socket)
         return
     with needs_server("egs serve"):
         from egs_core.server.database import parse_database
@@ -141,14 +149,15 @@ def serve(
 
     def told(ready: Ready) -> None:
         print(json.dumps(msgspec.to_builtins(ready)) if as_json else _line(ready), flush=True)
-        if not ready.devices and not emulated_gpus:
-            _tell_of_none("hosts that have some can join (`egs serve --join URL`)")
+        if not ready.devices:
+            others = "runs that ask for none start, and hosts that have some can join (`egs serve --join URL`)"
+            _tell_of_none(others, emulated_gpus)
 
     def _line(ready: Ready) -> str:
         kind = "emulated GPUs" if ready.emulated else "GPUs"
         named = f" ({', '.join(ready.devices)})" if ready.devices else ""
         return (
-            f"{len(ready.devices)} {kind}{named} at {ready.url} and unix://{ready.socket}; "
+            f"{len(ready.devices)} {kind}{named} at {ready.url} and unix://{ready.socket}{_to_set(ready.socket)}; "
             f"token of this user in {ready.token}; data in {ready.data}"
         )
 
@@ -177,7 +186,13 @@ def serve(
         known,
         provider,
         prices,
+        socket,
     )
+
+
+def _to_set(socket: str) -> str:
+    """What clients have to be told of a server's place, "" where they find it: to be written behind it."""
+    return "" if socket_here() == Path(socket) else f" (clients need {URL}=unix://{socket})"
 
 
 def provider_of(file: Path) -> Provider:
@@ -238,14 +253,18 @@ def _check_alone(ctx: typer.Context) -> None:
             raise InputError(max(parameter.opts, key=len), problem, "leave it out here")
 
 
-def _tell_of_none(others: str) -> None:
+def _tell_of_none(others: str, emulated: str) -> None:
+    """emulated: what was asked for, none."""
     from egs_core.server.devices import why_none
 
+    if emulated:
+        warn(f"no GPU is offered here, as --emulated-gpus {emulated} says: {others}")
+        return
     to_try = "--emulated-gpus 2 offers some that are made up, to try it"
     warn(f"no GPU is offered here ({why_none()}): {others}; {to_try}")
 
 
-def _join(urls: str, emulated: str, chosen: list[str], as_json: bool) -> None:
+def _join(urls: str, emulated: str, chosen: list[str], as_json: bool, socket: Path | None) -> None:
     with needs_server("egs serve --join"):
         from egs_core.server.devices import host_offer
         from egs_core.server.joined import Ready, serve_host
@@ -253,10 +272,12 @@ def _join(urls: str, emulated: str, chosen: list[str], as_json: bool) -> None:
     def told(ready: Ready) -> None:
         kind = "emulated GPUs" if ready.emulated else "GPUs"
         named = f" ({', '.join(ready.devices)})" if ready.devices else ""
-        line = f"host {ready.host} has joined {ready.url} with {len(ready.devices)} {kind}{named}; users of it ask at "
-        print(json.dumps(msgspec.to_builtins(ready)) if as_json else f"{line}unix://{ready.socket}", flush=True)
-        if not ready.devices and not emulated:
-            _tell_of_none("nothing starts on this host that asks for one")
+        place = f"unix://{ready.socket}{_to_set(ready.socket)}"
+        joined = f"host {ready.host} has joined {ready.url} with {len(ready.devices)} {kind}{named}"
+        line = f"{joined}; users of it ask at {place}"
+        print(json.dumps(msgspec.to_builtins(ready)) if as_json else line, flush=True)
+        if not ready.devices:
+            _tell_of_none("nothing starts on this host that asks for one", emulated)
 
     try:
         addresses = [parse_url(one.strip()) for one in urls.split(",") if one.strip()]
@@ -266,4 +287,4 @@ def _join(urls: str, emulated: str, chosen: list[str], as_json: bool) -> None:
         if address.socket is None and not address.token:
             hint = "an admin makes one: egs token create --role agent --host NAME"
             raise InputError(f"--join {address.url}", f"needs a token of role agent in {TOKEN}", hint)
-    serve_host(data_folder() / "agent", addresses, host_offer(emulated, chosen), told)
+    serve_host(data_folder() / "agent", addresses, host_offer(emulated, chosen), told, socket)

@@ -36,10 +36,16 @@ def find_address() -> Address | None:
     named = os.environ.get(URL, "").strip()
     if named:
         return parse_url(named)
+    found = socket_here()
+    return Address(f"unix://{found}", found) if found is not None else None
+
+
+def socket_here() -> Path | None:
+    """That clients of this user ask where `EGS_URL` names no server; None where none is there."""
     shared = [path for path in socket_places() if _is_socket(path)]
     own = [data_folder() / name / SOCKET_NAME for name in DATA_FOLDERS]
     found = shared or [path for path in own if _is_socket(path) and has_listener(path)]
-    return Address(f"unix://{found[0]}", found[0]) if found else None
+    return found[0] if found else None
 
 
 def none_here() -> str:
@@ -68,9 +74,9 @@ def socket_places() -> list[Path]:
     return [folder / SOCKET_NAME for folder in places]
 
 
-def has_listener(path: Path) -> bool:
+def has_listener(path: Path, kind: int = socket.SOCK_STREAM) -> bool:
     """False for a socket on which nobody listens: its server was killed. True for all that only an answer tells."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+    with socket.socket(socket.AF_UNIX, kind) as connection:
         connection.settimeout(1.0)
         try:
             connection.connect(str(path))

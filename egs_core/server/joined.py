@@ -18,13 +18,14 @@ from fastapi import FastAPI, Request, Response
 from egs_core.client import messages as c
 from egs_core.client.gpu_users import users_of
 from egs_core.client.places import Address
+from egs_core.client.sockets import leave_socket
 from egs_core.errors import EgsError
 from egs_core.server.access import PEER, user_name
 from egs_core.server.agent import Agent, Upstream, follow
 from egs_core.server.bounds import BodyBound
 from egs_core.server.devices import DeviceLocks
 from egs_core.server.runs import Offer
-from egs_core.server.serving import allow_connections, config_of, leave_socket, local_socket, nothing
+from egs_core.server.serving import allow_connections, config_of, local_socket, nothing
 
 MOST_WAITING = 1024  # requests under way: each heartbeat of a run here is one for most of the time
 
@@ -39,9 +40,15 @@ class Ready(msgspec.Struct, frozen=True):
     emulated: bool
 
 
-def serve_host(folder: Path, addresses: Sequence[Address], offer: Offer, told: Callable[[Ready], None]) -> None:
-    """Be this host's agent until SIGINT or SIGTERM. folder: for its socket where there is no other place. told: called
-    when users can connect. Raises EgsError, also when the server does not know it any more."""
+def serve_host(
+    folder: Path,
+    addresses: Sequence[Address],
+    offer: Offer,
+    told: Callable[[Ready], None],
+    chosen: Path | None = None,
+) -> None:
+    """Be this host's agent until SIGINT or SIGTERM. folder: for its socket where there is no other place, unless one is
+    chosen. told: called when users can connect. Raises EgsError, also when the server does not know it any more."""
     allow_connections()
     locks = DeviceLocks()
     locks.take([device for device in offer.devices if device.label != "emulated"])
@@ -49,7 +56,7 @@ def serve_host(folder: Path, addresses: Sequence[Address], offer: Offer, told: C
     agent = Agent(Upstream(addresses), offer, looks)
     agent.join_first()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path, local = local_socket(folder)
+    path, local = local_socket(folder, chosen=chosen)
     place = path.stat()
     try:
         ids = tuple([device.id for device in offer.devices])

@@ -13,8 +13,7 @@ import ssl
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -25,6 +24,7 @@ from fastapi import FastAPI
 from egs_core.budgets import Budget
 from egs_core.client.gpu_users import users_of
 from egs_core.client.places import SOCKET_NAME, read_token, socket_places, token_file, write_token
+from egs_core.client.sockets import by_turns, leave_socket
 from egs_core.engine.specs import LEARNED, QueueSpec
 from egs_core.errors import EgsError, InputError
 from egs_core.json_log import uvicorn_options
@@ -49,7 +49,6 @@ from egs_core.server.writer import Turns, Writer
 from egs_core.site.spanning import Spanning
 from egs_core.watch_rules import Rules
 
-TURN_S = 5.0
 COLLECT_AFTER = (20_000, 5, 100)  # objects, and collections of the younger generation: see `collect_seldom`
 SOCKET_MODE = 0o666  # who asks is told by the kernel, for each connection
 
@@ -80,12 +79,13 @@ def serve(
     prices: PriceRates | None = None,
     provider: Provider | None = None,
     price_file: Path | None = None,
+    chosen: Path | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM. told: called when clients can connect; rate: requests a second that one principal
     may make, 0: no bound; database: of PostgreSQL, which another server may have besides; gather_s: see `SharedPools`;
     rules: by which it watches, None for none; prices: of GPUs, for budgets of money; provider: of
-    tokens that count besides the server's own, closed with it; price_file: of the prices, for its dashboard. Raises
-    EgsError."""
+    tokens that count besides the server's own, closed with it; price_file: of the prices, for its dashboard;
+    chosen: where its Unix socket is to be, None for the first place that is free. Raises EgsError."""
     door.check()
     tls = door.tls()
     lock = None
@@ -111,7 +111,7 @@ def serve(
         listening.append(tcp)
         port = tcp.getsockname()[1]
         url = door.url(port)
-        path, local = local_socket(folder, f"egs-{port}.sock" if database is not None else "")
+        path, local = local_socket(folder, f"egs-{port}.sock" if database is not None else "", chosen)
         place = path.stat()
         listening.append(local)
         access = Access(store, teams, provider)
@@ -288,53 +288,43 @@ def _take_devices(store: SqlStore, offer: Offer) -> Offer:
     return msgspec.structs.replace(offer, is_new=known != ids)
 
 
-def local_socket(folder: Path, second: str = "") -> tuple[Path, socket.socket]:
-    """The first place at which this user may have one and nobody answers; at last the data folder. second: its name
-    beside another server's: users of the host reach a standby there, while a data folder is its owner's alone."""
+def local_socket(folder: Path, second: str = "", chosen: Path | None = None) -> tuple[Path, socket.socket]:
+    """The place that is chosen, and no other. None is: the first place at which this user may have one and nobody
+    answers; at last the data folder. second: its name beside another server's: users of the host reach a standby
+    there, while a data folder is its owner's alone. Raises InputError."""
     names = [SOCKET_NAME, second] if second else [SOCKET_NAME]
     shared = [place.with_name(name) for place in socket_places() for name in names]
-    for path in [*shared, folder / SOCKET_NAME]:
+    for path in [chosen.absolute()] if chosen is not None else [*shared, folder / SOCKET_NAME]:
         try:
             path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            with _by_turns(path.parent):
-                if _answers(path):
-                    continue
-                path.unlink(missing_ok=True)
-                listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-                listening.bind(str(path))
-                path.chmod(SOCKET_MODE)
-                listening.listen(128)
+            listening = _listening(path)
         except OSError as error:
-            problem = error
+            problem = error.strerror or str(error)
             continue
-        return path, listening
-    raise InputError("egs serve", f"no place for its Unix socket: {problem}", "choose a shorter --data")
+        if listening is not None:
+            return path, listening
+        problem = "another server listens there"
+    if chosen is not None:
+        hint = "choose another path, of at most 107 bytes, in a folder that its users can read"
+        raise InputError(f"--socket {chosen}", problem, hint)
+    raise InputError("egs serve", f"no place for its Unix socket: {problem}", "choose one by --socket")
 
 
-def leave_socket(path: Path, made: os.stat_result) -> None:
-    """Take it away, unless it is another server's by now: that one came when this one had ceased to answer. made: of
-    the path, when this server had made it."""
-    with suppress(OSError), _by_turns(path.parent):
-        found = path.stat()
-        if (found.st_ino, found.st_mtime_ns) == (made.st_ino, made.st_mtime_ns):  # numbers alone are used again
-            path.unlink()
-
-
-@contextmanager
-def _by_turns(folder: Path) -> Iterator[None]:
-    """One server at a time: two that start at once would both find a place free. Anybody may hold that lock who can
-    read the folder, so who holds it for long is no server, and is not waited for."""
-    handle = os.open(folder, os.O_RDONLY)
-    until = time.monotonic() + TURN_S
-    try:
-        while time.monotonic() < until:
-            with suppress(BlockingIOError):
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            time.sleep(0.02)
-        yield
-    finally:
-        os.close(handle)
+def _listening(path: Path) -> socket.socket | None:
+    """At this place; None where another server has it. Raises OSError."""
+    with by_turns(path.parent):
+        if _answers(path):
+            return None
+        path.unlink(missing_ok=True)
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listening.bind(str(path))
+            path.chmod(SOCKET_MODE)
+            listening.listen(128)
+        except OSError:
+            listening.close()
+            raise
+        return listening
 
 
 def _answers(path: Path) -> bool:

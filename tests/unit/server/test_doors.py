@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import json
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -15,13 +16,14 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from egs_core.cli.serve import default_data
+from egs_core.cli.serve import _to_set, default_data
 from egs_core.client.places import find_address
+from egs_core.client.sockets import leave_socket
 from egs_core.errors import InputError
 from egs_core.server import serving
 from egs_core.server.doors import Door
 from egs_core.server.serving import local_socket
-from tests.unit.server.real_site import RealSite
+from tests.unit.server.real_site import PATIENCE_S, RealSite
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:
@@ -114,6 +116,75 @@ def test_a_standby_has_its_socket_where_all_users_reach_it(tmp_path: Path, monke
         one.close()
 
 
+def test_a_socket_that_is_chosen_is_there_or_it_is_said_why_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nowhere else, also where the usual place is free; one that a killed server left is taken, a living one's not, and
+    no file that is none."""
+    monkeypatch.setenv("EGS_RUNTIME_DIR", str(tmp_path / "run"))
+    chosen = tmp_path / "mine" / "second.sock"
+    path, first = local_socket(tmp_path, chosen=chosen)
+    assert (path, (tmp_path / "run").exists()) == (chosen, False)
+    file = tmp_path / "file"
+    file.touch()
+    for place, why in (
+        (chosen, "another server listens there"),
+        (file, f"{file} is no socket"),
+        (tmp_path / ("long" * 30), "AF_UNIX path too long"),
+        (file / "egs.sock", "File exists"),
+    ):
+        with pytest.raises(InputError, match=rf"--socket .*: {why} \(choose another path"):
+            local_socket(tmp_path, chosen=place)
+    assert file.exists()
+    first.close()
+    again, second = local_socket(tmp_path, chosen=chosen)
+    assert again == chosen
+    second.close()
+
+
+@pytest.mark.slow
+def test_two_servers_of_one_user_stand_side_by_side(tmp_path: Path) -> None:
+    """The second where its --socket says, and each has its own runs; its place is free again when it has ended. It has
+    no GPUs: that is said, and what needs none runs."""
+    chosen = tmp_path / "beside" / "egs.sock"
+    first, second = RealSite(tmp_path / "first"), RealSite(tmp_path / "second", 0)
+    second.environment["EGS_RUNTIME_DIR"] = first.environment["EGS_RUNTIME_DIR"]
+    try:
+        first.start()
+        second.start("--socket", str(chosen))
+        assert (first.ready["socket"], second.ready["socket"]) == (f"{tmp_path}/first/run/egs.sock", str(chosen))
+        url = f"unix://{chosen}"
+        number = second.egs("run", "--detach", "--hold", "--json", "--", "true", EGS_URL=url).stdout
+        assert ("true" in second.egs("ps", EGS_URL=url).stdout, "true" in second.egs("ps").stdout) == (True, False)
+        assert second.egs("abort", str(json.loads(number)["id"]), EGS_URL=url).returncode == 0
+        assert second.egs("run", "--", "true", EGS_URL=url).returncode == 0
+        needs = second.egs("run", "--gpus", "1", "--", "true", EGS_URL=url)
+        assert (needs.returncode, "no node has more than 0 GPUs" in needs.stderr) == (2, True)
+        third = RealSite(tmp_path / "third", 1)
+        told = third.egs("serve", "--emulated-gpus", "1", "--port", "0", "--socket", str(chosen))
+        assert (told.returncode, "another server listens there (choose another path" in told.stderr) == (2, True)
+    finally:
+        assert second.server is not None
+        second.server.terminate()
+        told_last = second.server.communicate(timeout=PATIENCE_S)[1]
+        second.close()
+        first.close()
+    assert "no GPU is offered here, as --emulated-gpus 0 says: runs that ask for none start" in told_last
+    assert not chosen.exists()
+
+
+def test_the_first_line_of_a_server_says_what_clients_have_to_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing where they find it by themselves."""
+    monkeypatch.setenv("EGS_RUNTIME_DIR", str(tmp_path / "run"))
+    usual, made = local_socket(tmp_path)
+    chosen, beside = local_socket(tmp_path, chosen=tmp_path / "beside.sock")
+    assert (_to_set(str(usual)), _to_set(str(chosen))) == ("", f" (clients need EGS_URL=unix://{chosen})")
+    made.close()
+    beside.close()
+
+
 def test_two_servers_that_start_at_once_have_two_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each looks whether the place is free before the other one has taken it, as after an update of both: the socket
     of the first is not taken away."""
@@ -144,11 +215,11 @@ def test_a_server_that_ends_leaves_anothers_socket(tmp_path: Path, monkeypatch: 
     ending.close()
     again, started = local_socket(tmp_path)
     second = again.stat()
-    serving.leave_socket(path, first)
+    leave_socket(path, first)
     assert (again, serving._answers(path)) == (path, True)
     started.close()
-    serving.leave_socket(again, second)
-    serving.leave_socket(again, second)
+    leave_socket(again, second)
+    leave_socket(again, second)
     assert not path.exists()
 
 
