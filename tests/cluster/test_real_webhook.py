@@ -21,6 +21,8 @@ from tests.cluster.test_real_faults import KILLS, LONG, SEED, Scene, staged
 __all__ = ["pytestmark"]
 
 LIVES_S = (0.0, 1.5)
+AMID_S = 0.05
+"""So long before a kill pods are added as fast as can be: it comes amid requests, and they stay few enough to run all."""
 RELEASE_BY_S = 3600.0
 FAILED_OPEN = re.compile(r'^apiserver_admission_webhook_fail_open_count\{name="([^"]*)"[^}]*\} (\S+)', re.MULTILINE)
 
@@ -77,8 +79,10 @@ def test_no_pod_is_refused_or_forgotten_whenever_the_webhook_is_killed(tmp_path:
                     if number % 2 or number == KILLS:
                         until(lambda: add(scene))  # it answers; others are killed before, most of them
                         gated += 1
-                    killer = threading.Timer(scene.rng.uniform(*LIVES_S), hook.kill)
+                    life_s = scene.rng.uniform(*LIVES_S)
+                    killer = threading.Timer(life_s, hook.kill)
                     killer.start()
+                    hook.join(max(0.0, life_s - AMID_S))
                     while hook.is_alive():
                         gated += add(scene)
                     killer.join()
