@@ -33,7 +33,7 @@ def answer(kubeconfig: Path, port: int) -> None:
         Cluster(kubeconfig), Rules(RELEASE_BY_S), ["127.0.0.1"], lambda: True, lambda _: None, ("127.0.0.1", port)
     )
     hook.start()
-    multiprocessing.Event().wait()
+    threading.Event().wait()
 
 
 def failed_open(site: Site) -> int:
