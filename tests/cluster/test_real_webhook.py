@@ -22,7 +22,7 @@ __all__ = ["pytestmark"]
 
 LIVES_S = (0.0, 1.5)
 AMID_S = 0.05
-"""So long before a kill pods are added as fast as can be: it comes amid requests, and they stay few enough to run all."""
+"""So long before a kill pods are added as fast as can be: it comes amid requests, and they stay few enough to run."""
 RELEASE_BY_S = 3600.0
 FAILED_OPEN = re.compile(r'^apiserver_admission_webhook_fail_open_count\{name="([^"]*)"[^}]*\} (\S+)', re.MULTILINE)
 
