@@ -30,8 +30,9 @@ MOST_STEPS, LONGEST_NAME = 500, 500
 """Of one pipeline so many steps, with names so long: who may make a pod may make up names without end."""
 MOST_BYTES = 600_000
 """Of all texts together; a ConfigMap may have 1 MiB."""
-PULLS = "pulls"
-"""Stands for a pipeline whose steps are images, by their full names: how long a node took to pull each."""
+PULLS, OLD_PULLS = "_pulls", "pulls"
+"""Stands for a pipeline whose steps are images, by their full names: how long a node took to pull each. No namespace
+has such a name; one may have the old one, under which that was kept, but no pipeline's key is without a dot."""
 _TAG = 6
 
 
@@ -104,13 +105,14 @@ class Learned:
         self._took: dict[str, dict[str, tuple[Took, ...]]] = {}
         self._texts: dict[str, str] = {}
         self._stale: set[str] = set()  # what is another than in `learnt`
-        self._changed: set[str] = set()  # what is another than where it is kept
+        self._changed: set[str] = set()  # what is known and another than where it is kept
+        self._kept: set[str] = set()  # keys of what is there
         self.learnt: Learnt = NOTHING
 
     @property
     def has_news(self) -> bool:
         """Whether there is something to keep."""
-        return bool(self._changed)
+        return bool(self._changed or self._gone())
 
     def take(self, pods: Iterable[Pod]) -> None:
         """Learn from those of them that teach."""
@@ -125,10 +127,11 @@ class Learned:
             self._changed.add(PULLS)
 
     def read(self, texts: Mapping[str, str]) -> list[str]:
-        """Learn from what was kept, by key; keys of what cannot be read, and counts as nothing."""
+        """Learn from what is kept, by key; keys of what cannot be read, and counts as nothing."""
         unreadable: list[str] = []
+        self._kept = set()
         for key, text in texts.items():
-            pipeline = key.replace(".", "/", 1)
+            pipeline = PULLS if key in (PULLS, OLD_PULLS) else key.replace(".", "/", 1)
             if pipeline == key != PULLS:
                 continue  # of something else
             try:
@@ -142,6 +145,8 @@ class Learned:
                 self._add(pipeline, step, [one for one in took if _is_sound(one)])
             if pipeline in self._took:
                 self._texts[pipeline] = text
+                self._kept.add(key)
+                self._changed.update([pipeline] if key == OLD_PULLS else [])
         return unreadable
 
     def renew(self) -> None:
@@ -154,13 +159,14 @@ class Learned:
             self.learnt, self._stale = found, set()
 
     def news(self) -> dict[str, str | None]:
-        """By key, the texts of what has changed since `kept`; None: it was forgotten, as all together became too
-        long."""
+        """By key, the texts of what has changed since `kept`; None: of what is kept, it was forgotten, as all together
+        became too long. It has to be called now and then also where nothing can be kept: for that it is forgotten."""
         for pipeline in sorted(self._changed & self._took.keys()):
             stored = Stored(VERSION, {step: list(took) for step, took in sorted(self._took[pipeline].items())})
             self._texts[pipeline] = msgspec.json.encode(stored).decode()
         self._forget()
-        return {key_of(pipeline): self._texts.get(pipeline) for pipeline in sorted(self._changed)}
+        changed = {key_of(pipeline): self._texts[pipeline] for pipeline in sorted(self._changed)}
+        return {**changed, **dict.fromkeys(sorted(self._gone()))}
 
     def texts(self) -> dict[str, str]:
         """By key, of all that is known as of `news`."""
@@ -168,7 +174,10 @@ class Learned:
 
     def kept(self) -> None:
         """The news are where a later leader finds them."""
-        self._changed = set()
+        self._changed, self._kept = set(), {*map(key_of, self._texts)}
+
+    def _gone(self) -> set[str]:
+        return self._kept - {*map(key_of, self._texts)}
 
     def _add(self, pipeline: str, step: str, took: Iterable[Took]) -> bool:
         """Whether that is news."""
@@ -198,7 +207,7 @@ class Learned:
             of[most] -= sizes.pop(oldest)
             del self._texts[oldest], self._took[oldest]
             self._stale.add(oldest)
-            self._changed.add(oldest)
+            self._changed.discard(oldest)
 
 
 def pipeline_of(pod: Pod) -> str:

@@ -4,7 +4,8 @@
     each RENEW_S                what was learned since counts
     each WRITE_S, and its end   pipelines of which something was learned are written, if nobody has written since
 
-Pods that have ended and are still listed teach a new leader again, so what was not written is lost only with them.
+Pods that have ended and are still listed teach a new leader again, those of Argo while their Workflow goes on; so what
+was not written is lost only with them.
 Without the ConfigMap, or the right to it, durations are learned all the same, and forgotten with the controller.
 """
 
@@ -92,6 +93,7 @@ class Learning:
             if self._version is None:
                 self._read(now)
             if self._version is None:
+                self._learned.news()  # what is too much is forgotten, wherever it is kept
                 break
             try:
                 self._put(self._version)

@@ -59,6 +59,7 @@ class Looked:
         self._pausing: dict[str, dict[str, Pod]] = {}  # by run, what says that something is paused
         self._paused: dict[str, dict[str, Pod]] = {}  # by run, what is marked so
         self._of_workflows: dict[tuple[str, str], dict[str, Pod]] = {}
+        self._stopped: dict[tuple[str, str], bool] = {}  # Workflows that are listed, or were and have pods
         self._traces = Traces()
         self._gated: dict[str, Pod] = {}  # but what is paused
         self._dues: dict[str, float] = {}  # of these: not before then
@@ -75,20 +76,28 @@ class Looked:
         news: dict[str, Pod | None] = {}
         touched: set[str] = set()
         runs = list(workflows)
-        stopped = {(one.namespace, one.name) for one in runs if one.is_stopped}
+        listed_now = {(one.namespace, one.name): one.is_stopped for one in runs}
+        self._stopped.update(listed_now)
         self.succeeded = []
         for uid in dict.fromkeys([*changed(self._listed, listed), *self._relearned(listed, learnt)]):
             before, found = self._listed.get(uid), listed.get(uid)
             touched.update(run for one in (before, found) if (run := self._run_of(one)) is not None)
             if found is not None and found.phase == "Succeeded" and self._run_of(found) is not None:
-                self.succeeded += [] if (found.namespace, found.workflow) in stopped else [found]
+                self.succeeded += [found] if self._teaches(found) else []
             news[uid] = self._list(uid, before, found and as_learned(found, learnt))
             _set(self._listed, uid, found)
+        there = listed_now.keys() | self._of_workflows.keys()
+        self._stopped = {key: is_stopped for key, is_stopped in self._stopped.items() if key in there}
         for run in touched & (self._pausing.keys() | self._paused.keys()):
             news.update(self._with_pauses(run))
         news.update(self._traces.follow(self._of_workflows, runs, learnt))
         for uid, one in news.items():
             self._put(uid, self.all.get(uid), None if one is None else self._traces.ranked.get(uid, one))
+
+    def _teaches(self, succeeded: Pod) -> bool:
+        """Of a Workflow that was over before the first look nobody knows whether it was stopped."""
+        workflow = self._workflow_of(succeeded)
+        return workflow is None or self._stopped.get(workflow) is False
 
     def _relearned(self, listed: Mapping[str, Pod], learnt: Learnt) -> list[str]:
         """Uids of listed pods of which other durations were learned since the last look."""

@@ -93,6 +93,28 @@ def test_pods_of_a_run_that_somebody_has_ended_teach_nothing() -> None:
     assert [one.name for one in succeeded(shutdown="Terminate")] == ["b"]
 
 
+@pytest.mark.parametrize(
+    ("before", "teaches"), [(["r"], True), ([], False), (["stopped"], False), (["r", "stopped"], False)]
+)
+def test_of_a_workflow_that_is_over_it_is_known_whether_it_was_stopped(before: list[str], teaches: bool) -> None:
+    """What is over is not listed. before: as it was listed earlier. A controller that starts after its end teaches
+    nothing by it, and one that has seen it knows it for as long as pods of it are there, and no longer."""
+    states = {"r": workflow("r", {"a": task()})}
+    states["stopped"] = states["r"] | {"spec": {**states["r"]["spec"], "shutdown": "Stop"}}
+    looked = Looked(lambda one: bool(one.run), lambda _: False, 1000.0)
+    runs = {"1": pod_of(executor("r", "a"))}
+    for state in before:
+        looked.look(runs, [workflow_of(states[state])])
+    looked.look(runs, [])
+    looked.look({"1": pod_of(executor("r", "a", ran=5))}, [])
+    assert bool(looked.succeeded) == teaches
+    looked.look({}, [])
+    assert looked._stopped == {}
+    looked.look({}, [workflow_of(states["r"])])
+    looked.look({"1": pod_of(executor("r", "a", ran=5))}, [])
+    assert looked.succeeded, "its pod and its end may come with the same look"
+
+
 def test_a_step_has_one_name_in_all_runs() -> None:
     """Its place in Argo's graph, whichever run, iteration and try it is; else its label, else what its maker says.
     Other namespaces and pipelines are others."""
@@ -285,12 +307,16 @@ def test_nobody_makes_others_forget(monkeypatch: pytest.MonkeyPatch) -> None:
     found = knowing(ended("a", 1, NOW - 99))
     for number in range(30):
         found.take([pod_of(ended("a", 1, NOW + number, namespace="other", labels={"egs.io/workload": f"w{number}"}))])
+        if number == 2:
+            assert len(found.news()) == 4
+            found.kept()
     news = found.news()
     assert sum(len(text) for text in found.texts().values()) <= 1000
     assert "team.w" in found.texts()
     kept = [key for key in found.texts() if key.startswith("other.")]
     assert kept == [f"other.w{number}" for number in range(30 - len(kept), 30)]
-    assert {key for key, text in news.items() if text is None} == {f"other.w{n}" for n in range(30 - len(kept))}
+    assert {key for key, text in news.items() if text is None} == {"other.w0", "other.w1", "other.w2"}
+    assert {key for key, text in news.items() if text is not None} == {*kept}
     found.renew()
     assert "other/w0" not in found.learnt
     assert found.has_news
@@ -352,11 +378,45 @@ def test_pulls_of_images_are_learned_as_pods_are() -> None:
         found.take_pull("docker.io/library/big:1", NOW + number, seconds, f"p{number}")
     found.take_pull("docker.io/library/big:1", NOW, 90.0, "p0")
     news = {key: text for key, text in found.news().items() if text is not None}
-    assert list(news) == ["pulls", "team.w"]
+    assert list(news) == ["_pulls", "team.w"]
     again = Learned()
     assert again.read(news) == []
     again.renew()
-    assert likely(again, "docker.io/library/big:1", "pulls") == Likely(predicted_s([90.0, 30.0, 31.0]), 3)
+    assert likely(again, "docker.io/library/big:1", learned.PULLS) == Likely(predicted_s([90.0, 30.0, 31.0]), 3)
+
+
+def test_a_namespace_may_be_called_as_pulls_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it has counts as its own: it does not make pulls forgotten. Pulls that were kept under the old key are read,
+    and kept under the new one."""
+    monkeypatch.setattr(learned, "MOST_BYTES", 400)
+    old = Learned()
+    old.take_pull("docker.io/library/big:1", NOW, 90.0, "p")
+    (text,) = [text for text in old.news().values() if text is not None]
+    found = Learned()
+    assert found.read({"pulls": text}) == []
+    assert found.has_news
+    assert found.news() == {"_pulls": text, "pulls": None}
+    found.kept()
+    assert not found.has_news
+    labels = [{"egs.io/workload": f"w{number}"} for number in range(9)]
+    found.take([pod_of(ended("a", 1, NOW + 9, namespace="pulls", labels=one)) for one in labels])
+    news = found.news()
+    assert "_pulls" in found.texts()
+    assert any(key.startswith("pulls.") for key in news)
+
+
+def test_nothing_grows_with_names_where_nothing_can_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever may make pods may make up names of pipelines without end."""
+    monkeypatch.setattr(learned, "MOST_BYTES", 2000)
+    found = Learned()
+    for number in range(500):
+        found.take([pod_of(ended("a", 1, NOW + number, labels={"egs.io/workload": f"w{number}"}))])
+        if number % 10 == 9:
+            found.news()
+            found.renew()
+    sizes = [len(one) for one in (found._took, found._texts, found._changed, found._kept, found._stale, found.learnt)]
+    assert max(sizes) < 40
+    assert "team/w499" in found.learnt
 
 
 def test_what_a_pod_teaches_is_known_again() -> None:

@@ -94,10 +94,12 @@ def test_a_step_is_loaded_for_by_what_it_took_last_night(api: EmulatedApi) -> No
     """A run of Argo whose templates say nothing of time: in another run the pod that has the GPU took four seconds, so
     the image of the step behind it is loaded now."""
     api.add("nodes", node("n1", gpus=1))
+    api.add("workflows", workflow("first", {"a": task()}))
     api.add("pods", executor("first", "a", name="first-a", gate=False, ran=4))
     with controlled(api, preloads=True):
         api.until(lambda: kept(api) == {"root.a.executor": [4.0]})
     api.remove("pods", "first-a")
+    api.remove("workflows", "first")
     api.add("workflows", workflow("second", {"a": task(), "b": task(None, ["a"], gpus=1)}))
     container = {"name": "main", "image": "old:1", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
     spec = {"nodeName": "n1", "containers": [container]}
@@ -169,6 +171,20 @@ def test_without_the_right_nothing_is_known_and_pods_go_on(api: EmulatedApi) -> 
         goes(api, "long", 1)
     assert len(said) == 1
     assert "what earlier runs took is not known" in said[0]
+
+
+def test_without_the_right_no_names_are_kept_without_end(api: EmulatedApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of pipelines that somebody makes up, each of one pod: as many as would fit into the ConfigMap."""
+    monkeypatch.setattr("egs_core.kubernetes.learned.MOST_BYTES", 2000)
+    api.forbidden.add("configmaps")
+    learning, now = Learning(Cluster(api.kubeconfig), "egs-system", lambda *_: None), time.time()
+    for number in range(300):
+        made = ended("a", 40, now + number, labels={"egs.io/workload": f"w{number}"})
+        learning.hear([pod_of(made)], now)
+        assert len(learning.learnt(now)) <= 40
+    known = learning._learned
+    assert max(len(one) for one in (known._took, known._texts, known._changed)) <= 40
+    assert "team/w299" in learning.learnt(now)
 
 
 def test_a_server_that_is_away_is_asked_again(api: EmulatedApi) -> None:
