@@ -11,12 +11,13 @@ from typing import Annotated
 import typer
 
 from egs_core.adapter import ClusterProfile
-from egs_core.cli import kubernetes_pods, kubernetes_steering
+from egs_core.cli import kubernetes_leaving, kubernetes_pods, kubernetes_steering
+from egs_core.cli.kubernetes_names import check_image, check_names, check_namespaces, check_texts, check_words
 from egs_core.cli.kubernetes_reads import PreloadFiles, PreloadVolume, read_rules
 from egs_core.cli.printable import printable
 from egs_core.cli.profiles import lint, profiling
 from egs_core.client.places import URL, parse_url
-from egs_core.errors import EgsError, InputError
+from egs_core.errors import InputError
 from egs_core.hint_checks import check_limit
 from egs_core.kubernetes import names
 from egs_core.kubernetes.clusters import ROLES, WORKER
@@ -173,6 +174,11 @@ def controller(
     for option, told in (("--cluster-name", cluster_name), ("--notebook-queue", notebook_queue)):
         if told and not url:
             raise InputError(option, "does nothing without a site server", "set EGS_URL, or leave it out")
+    check_namespaces("--serve", serve or ())
+    check_namespaces("--lease-namespace", [lease_namespace] if lease_namespace else ())
+    check_names([("--priority-class", priority_class)])
+    check_texts([("--cluster-name", cluster_name), ("--notebook-queue", notebook_queue)])
+    check_words("--webhook-host", webhook_host or (), "say by which name the API server calls it")
     _check_role(multikueue, is_known=bool(url and cluster_name), with_kueue=kueue)
     if pull_time and not preload:
         raise InputError("--pull-time", "does nothing without --preload", "add --preload, or leave --pull-time out")
@@ -205,7 +211,7 @@ def controller(
     cluster = Cluster(kubeconfig, context)
     if site is not None:
         look(cluster, site, _say, with_queues=kueue)
-    found = Controller(cluster, settings, _say)
+    found = Controller(cluster, settings, _say, tell=_say)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: found.stop())
     if webhook_host:
@@ -313,6 +319,12 @@ def manifests(
     from egs_core.kubernetes import chart
     from egs_core.kubernetes.manifests import Installation, objects
 
+    check_image("--image", image)
+    check_namespaces("--namespace", [namespace])
+    check_namespaces("--serve", serve or ())
+    check_words("--argument", argument or (), "say one argument of `egs kubernetes controller`, or leave it out")
+    check_names([("--token-secret", token_secret), ("--ca-config-map", ca_config_map)])
+    check_texts([("--egs-queue", egs_queue), ("--cluster-name", cluster_name)])
     if egs_url:
         parse_url(egs_url)
     named = {"--token-secret": token_secret, "--egs-queue": egs_queue, "--ca-config-map": ca_config_map}
@@ -358,38 +370,13 @@ def _write(folder: Path, found: dict[str, str]) -> None:
         raise InputError(str(folder), f"cannot be written: {error.strerror}", "name a folder of yours") from None
 
 
-@kubernetes.command("leave")
-def leave(
-    kubeconfig: Kubeconfig = None,
-    context: Context = None,
-    namespace: Annotated[str, typer.Option(help="Namespace of the controller.")] = names.SYSTEM,
-    serve: Serve = None,
-) -> int:
-    """Take EGS out of a cluster: what runs and what waits goes on without it.
-
-    Changes in the cluster, in this order: the webhook's configuration is deleted; the gate `egs.io/order` is taken off
-    every pod that has it (with --serve, in these namespaces); what `egs kubernetes manifests` has printed (with the
-    same --namespace and --serve) is deleted, but for the namespace; the pods with which images were loaded ahead are,
-    placeholders, and ResourceClaimTemplates `egs-gpus-…`. It may be repeated.
-    """
-    from egs_core.kubernetes.cluster import ApiError, Cluster
-    from egs_core.kubernetes.leaving import leave as go
-    from egs_core.kubernetes.manifests import Installation
-
-    try:
-        failed = go(Cluster(kubeconfig, context), Installation(namespace=namespace, serve=tuple(serve or ())), _say)
-    except ApiError as error:
-        text = f"egs kubernetes leave: {error}; repeat it with the rights of an administrator"
-        raise EgsError(printable(text)) from error
-    return 1 if failed else 0
-
-
 for _command in (
     kubernetes_pods.ps,
     kubernetes_pods.why,
     kubernetes_steering.abort,
     kubernetes_steering.pause,
     kubernetes_steering.resume,
+    kubernetes_leaving.leave,
 ):
     kubernetes.command(_command.__name__)(_command)
 
@@ -404,6 +391,8 @@ def _placeholder_settings(
             raise InputError(
                 option, "does nothing without --placeholders", f"add --placeholders, or leave {option} out"
             )
+    if image:
+        check_image("--placeholder-image", image)
     node_s = parse_seconds(node_time, "--node-time") if node_time else (site and site.node_s) or NODE_S
     if node_s < 1:
         raise InputError("--node-time", "is less than a second", "say how long a node takes to come, such as 3m")

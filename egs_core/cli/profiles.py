@@ -58,4 +58,4 @@ def profiling(on: str) -> Profiling:
 def line_of(fault: ProfileFault) -> str:
     """As every error of a file is told."""
     line, field = f" line {fault.line}" if fault.line else "", f": {fault.field}" if fault.field else ""
-    return f"{fault.file}{line}{field}: {fault.problem} ({fault.remedy})"
+    return f"error: {fault.file}{line}{field}: {fault.problem} ({fault.remedy})"

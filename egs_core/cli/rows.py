@@ -23,7 +23,8 @@ def print_rows(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     print_table(table)
 
 
-def print_table(table: Table) -> None:
-    """A line for each row where the output is a pipe or a file, else as wide as the terminal is, or `COLUMNS` says."""
+def print_table(table: Table, least: int = 0) -> None:
+    """A line for each row where the output is a pipe or a file, else as wide as the terminal is, or `COLUMNS` says; but
+    least columns wide, whatever it is."""
     is_shown = sys.stdout.isatty() or "COLUMNS" in os.environ
-    Console(width=None if is_shown else WIDE).print(table)
+    Console(width=max(least, Console().width) if is_shown else WIDE).print(table)

@@ -6,6 +6,7 @@ Only this module imports the client, so that all others can be used, and tested,
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,6 +41,7 @@ class Kind(msgspec.Struct, frozen=True):
 
 
 PODS, NODES = Kind("/api/v1", "pods"), Kind("/api/v1", "nodes", False)
+NAMESPACES = Kind("/api/v1", "namespaces", False)
 LEASES, CONFIG_MAPS = Kind("/apis/coordination.k8s.io/v1", "leases"), Kind("/api/v1", "configmaps")
 VOLUME_CLAIMS = Kind("/api/v1", "persistentvolumeclaims")
 _KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
@@ -88,8 +90,7 @@ class Cluster:
                 contexts, current = config.list_kube_config_contexts(file)
                 self.namespace = _namespace_of(contexts, current, context)
         except Exception as error:  # the client raises its own, YAML's and the file system's
-            place = str(kubeconfig) if kubeconfig is not None else "kubeconfig"
-            raise InputError(place, f"names no cluster: {str(error).splitlines()[0]}", "--kubeconfig FILE") from None
+            raise _no_cluster(kubeconfig, context, error) from None
         self.host = str(configuration.host)
         self._api = client.ApiClient(configuration)
         self._clock = ServerClock(clock)
@@ -227,6 +228,17 @@ def _said(error: Exception) -> str:
 def _namespace_of(contexts: list[dict[str, Any]], current: dict[str, Any], named: str | None) -> str:
     chosen = next((one for one in contexts if one["name"] == named), current)
     return str(chosen["context"].get("namespace") or "default")
+
+
+def _no_cluster(kubeconfig: Path | None, context: str | None, error: Exception) -> InputError:
+    usual = os.environ.get("KUBECONFIG") or "~/.kube/config"
+    place, hint = str(kubeconfig or usual), "name with --kubeconfig the file that kubectl uses, or set KUBECONFIG"
+    if not any(Path(one).expanduser().is_file() for one in place.split(os.pathsep)):
+        return InputError(place, "there is no such file, which would name the cluster", hint)
+    if context is not None:
+        hint = f"kubectl config get-contexts --kubeconfig {place} lists its contexts"
+    said = (str(error).splitlines() or [type(error).__name__])[0]
+    return InputError(place, f"names no cluster: {said}", hint)
 
 
 def _is_inside() -> bool:

@@ -25,6 +25,7 @@ from egs_core.kubernetes.bookings import booked_of
 from egs_core.kubernetes.claiming import Claiming
 from egs_core.kubernetes.cluster import NODES, PODS, WORKFLOWS, ApiError, Cluster
 from egs_core.kubernetes.coming import to_come
+from egs_core.kubernetes.course import Course
 from egs_core.kubernetes.dispatching import MultiKueue
 from egs_core.kubernetes.explaining import Explaining
 from egs_core.kubernetes.grouping import Grouping
@@ -64,9 +65,11 @@ Say = Callable[[str], None]
 
 
 class Controller:
-    """See the module. say: hears one line for what an administrator should know."""
+    """See the module. say: hears one line for what an administrator should know; tell: of its course (`course`)."""
 
-    def __init__(self, cluster: Cluster, settings: Settings, say: Say, *, watch_s: int = 240) -> None:
+    def __init__(
+        self, cluster: Cluster, settings: Settings, say: Say, *, tell: Say = lambda _: None, watch_s: int = 240
+    ) -> None:
         self._cluster, self._settings, self._say = cluster, settings, say
         self._woken = Waking()
         self._ended = threading.Event()
@@ -75,6 +78,7 @@ class Controller:
         self._said: dict[str, str] = {}
         self.opened = 0
         self.leader = Leader(cluster, settings.lease_namespace, names.CONTROLLER, settings.identity)
+        self._course = Course(cluster.host, settings.namespaces, self.leader, tell)
         pod_made, node_made = (pod_with_reading, node_with_images) if settings.preloads else (pod_of, node_of)
         self._pods = Mirror(cluster, PODS, pod_made, self._woken.set, watch_s=watch_s)
         self._nodes = Mirror(cluster, NODES, node_made, self._woken.set, watch_s=watch_s)
@@ -143,6 +147,10 @@ class Controller:
         try:
             while not self._ended.is_set():
                 self._woken.wait(STEP_S)
+                self._course.look()
+                if self.leader.left_at:
+                    self._say(f"EGS was taken out of the cluster at {self.leader.left_at}: this controller ends")
+                    return
                 if not self.leader.leads:
                     self._rest()
                     self._note("lease", self.leader.problem)
@@ -158,6 +166,7 @@ class Controller:
             if self._multikueue is not None:
                 self._multikueue.close()
             self.leader.stop()
+            self._course.end(self.opened, sum(pod.is_gated for pod in self._served(self._pods.items()).values()))
 
     def stop(self) -> None:
         self._ended.set()

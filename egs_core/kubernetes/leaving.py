@@ -1,4 +1,8 @@
-"""Leaving a cluster: the webhook away first, so that no pod is gated any more; then every gate; then all the rest."""
+"""Leaving a cluster: the webhook away first, so that no pod is gated any more; then every gate; then all the rest.
+
+A controller may lead from outside of the cluster, where nothing deletes it. It is told by a mark in the Lease, and goes
+before what it would write again is deleted (`leader`).
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,13 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from egs_core.client.waiting_words import time_words
 from egs_core.kubernetes import gates, names
-from egs_core.kubernetes.cluster import CLAIM_TEMPLATES, PODS, WEBHOOKS, ApiError, Cluster
+from egs_core.kubernetes.cluster import CLAIM_TEMPLATES, LEASES, PODS, WEBHOOKS, ApiError, Cluster
 from egs_core.kubernetes.clusters import MANAGER
+from egs_core.kubernetes.leader import LEASE_S
 from egs_core.kubernetes.manifests import KINDS, Installation, objects
-from egs_core.kubernetes.objects import Object
+from egs_core.kubernetes.objects import Object, moment, part, seconds_of, text
 from egs_core.kubernetes.overdue import open_all
 from egs_core.kubernetes.placeholding import PlaceholderSettings
 from egs_core.kubernetes.pods import pod_of
@@ -20,25 +26,67 @@ from egs_core.kubernetes.tiers import NAME as CLAIM_NAME
 from egs_core.kubernetes.tiers import ClaimRule
 
 QUIET_ROUNDS = 3
+PROCESSES = ("CronJob", "Deployment")
 Say = Callable[[str], None]
 
 
 def leave(cluster: Cluster, of: Installation, say: Say, wait: Callable[[float], None] = time.sleep) -> int:
-    """Do it. How many gates could not be opened: then what opens them later is not deleted. Raises ApiError."""
+    """Do it. How many gates could not be opened: then what opens them later is not deleted; and one for a controller
+    that leads all the same. Raises ApiError."""
     _delete(cluster, WEBHOOKS.plural, "MutatingWebhookConfiguration", names.CONTROLLER, "", say)
     if failed := _open_until_quiet(cluster, of.serve, say, wait):
         return failed
     everything = {"preloads": True, "placeholders": PlaceholderSettings(most=1), "multikueue": MANAGER}
-    all_of_it = msgspec.structs.replace(of, **everything, claims=(ClaimRule("any", "any"),))
-    for one in reversed(objects(all_of_it)):
-        if one["kind"] not in ("Namespace", "MutatingWebhookConfiguration"):
-            meta = one["metadata"]
-            _delete(cluster, KINDS[one["kind"]].plural, one["kind"], meta["name"], meta.get("namespace", ""), say)
+    made = objects(msgspec.structs.replace(of, **everything, claims=(ClaimRule("any", "any"),)))
+    rest = [one for one in reversed(made) if one["kind"] not in ("Namespace", "MutatingWebhookConfiguration")]
+    for one in rest:
+        if one["kind"] in PROCESSES:
+            _delete_made_by_manifests(cluster, one, say)
+    leads_on = _send_away(cluster, of.namespace, say, wait)
+    for one in rest:
+        if one["kind"] not in PROCESSES:
+            _delete_made_by_manifests(cluster, one, say)
     _delete_made(cluster, names.PRELOAD, say, lambda raw: preload_of(raw) is not None)
     _delete_made(cluster, names.PLACEHOLDER, say, lambda raw: pod_of(raw).is_placeholder)
     _delete_templates(cluster, say)
     say(f"namespace {of.namespace} is left: others may use it")
-    return 0
+    if leads_on:
+        say(leads_on)
+    return 1 if leads_on else 0
+
+
+def _send_away(cluster: Cluster, namespace: str, say: Say, wait: Callable[[float], None]) -> str:
+    """Tell whoever leads to end, and wait until nobody does: by giving the Lease back, or as it is not renewed for so
+    long that another might take it. "", or who leads all the same and what to do."""
+    mark = {"metadata": {"annotations": {names.LEFT: moment(cluster.now())}}}
+    try:
+        told = part(cluster.patch(LEASES, names.CONTROLLER, mark, namespace), "spec")
+        if holder := text(told, "holderIdentity"):
+            say(f"controller {holder}: has the lease{_renewed(told, cluster.now())} and is told to end")
+        for _ in range(int(LEASE_S) if holder else 0):
+            found = part(cluster.get(LEASES, names.CONTROLLER, namespace), "spec")
+            if not (now_leads := text(found, "holderIdentity")):
+                say(f"controller {holder}: has ended")
+                return ""
+            if (now_leads, found.get("renewTime")) != (holder, told.get("renewTime")):
+                return (
+                    f"controller {now_leads}: leads all the same{_renewed(found, cluster.now())}: it is of an earlier"
+                    " version, or was started since: end it where it runs (Ctrl-C), and repeat `egs kubernetes leave`"
+                )
+            wait(1.0)
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        return ""  # nobody has led there
+    if holder:
+        say(f"controller {holder}: has not renewed its lease for {LEASE_S:.0f} s: it leads no more")
+    return ""
+
+
+def _renewed(spec: Object, now: float) -> str:
+    """How long ago, by the clocks of both."""
+    at = seconds_of(spec.get("renewTime"))
+    return f" (renewed {time_words(now - at)} ago)" if at else ""
 
 
 def _open_until_quiet(cluster: Cluster, serve: Sequence[str], say: Say, wait: Callable[[float], None]) -> int:
@@ -85,6 +133,11 @@ def _delete_templates(cluster: Cluster, say: Say) -> None:
                 if error.status != 404:
                     raise
             say(f"resourceclaimtemplates/{name}: deleted")
+
+
+def _delete_made_by_manifests(cluster: Cluster, one: Object, say: Say) -> None:
+    meta = one["metadata"]
+    _delete(cluster, KINDS[one["kind"]].plural, one["kind"], meta["name"], meta.get("namespace", ""), say)
 
 
 def _delete(cluster: Cluster, plural: str, kind: str, name: str, namespace: str, say: Say) -> None:

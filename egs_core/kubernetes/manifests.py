@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from egs_core.kubernetes import names
-from egs_core.kubernetes.cluster import CONFIG_MAPS, Kind
+from egs_core.kubernetes.cluster import CONFIG_MAPS, NAMESPACES, Kind
 from egs_core.kubernetes.clusters import MANAGER
 from egs_core.kubernetes.gates import RELEASE_BY_S
 from egs_core.kubernetes.guard import API as ADMISSION
@@ -33,7 +33,7 @@ KINDS = {
     "ClusterRoleBinding": Kind(f"/apis/{RBAC}/v1", "clusterrolebindings", False),
     "Role": Kind(f"/apis/{RBAC}/v1", "roles"),
     "RoleBinding": Kind(f"/apis/{RBAC}/v1", "rolebindings"),
-    "Namespace": Kind("/api/v1", "namespaces", False),
+    "Namespace": NAMESPACES,
     "ServiceAccount": Kind("/api/v1", "serviceaccounts"),
     "ConfigMap": CONFIG_MAPS,
     "Service": Kind("/api/v1", "services"),

@@ -32,6 +32,8 @@ PAUSED, RESUMED = "egs.io/paused", "egs.io/resumed"
 """Annotations: what was paused with the pod (run, stage or pod), when and by whom; and when that was taken back."""
 PREEMPTED = "egs.io/preempted"
 """Annotation of a pod that is deleted so that another may start: since when, and that what made it makes it again."""
+LEFT = "egs.io/left"
+"""Annotation of the Lease: when EGS was taken out of the cluster. Who has led, or waited to, before that ends."""
 BASE = "egs.io/base-priority"
 """Annotation of a Workload whose priority was raised: what its user gave it."""
 

@@ -6,9 +6,10 @@ from collections.abc import Iterable
 
 import msgspec
 
+from egs_core.client.waiting_words import time_words
 from egs_core.kubernetes import names
 from egs_core.kubernetes.faults import faults_of
-from egs_core.kubernetes.objects import Object, items, moment, part, text
+from egs_core.kubernetes.objects import Object, items, moment, part, seconds_of, text
 from egs_core.kubernetes.pods import Pod, pod_of, run_name
 
 WAITS, PAUSED, HELD, QUEUED, OPENED, RUNS, ENDED = "waits", "paused", "held", "queued", "opened", "runs", "ended"
@@ -24,7 +25,8 @@ _WHY_OPENED = {
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """One pod. state: one of those above; why: what keeps it there; facts: what else is known of it."""
+    """One pod. state: one of those above; why: what keeps it there; facts: what else is known of it; created, since:
+    moments, the second one that from which on it has run, or has waited."""
 
     namespace: str
     run: str
@@ -33,6 +35,7 @@ class Standing(msgspec.Struct, frozen=True):
     state: str
     node: str = ""
     created: str = ""
+    since: str = ""
     why: str = ""
     facts: tuple[str, ...] = ()
 
@@ -50,9 +53,18 @@ def standing_of(raw: Object) -> Standing:
     """A pod of EGS's as the API server has it."""
     pod = pod_of(raw)
     state, why = _state(pod, raw)
-    created = moment(pod.created) if pod.created else ""
+    since = pod.created if not pod.node else pod.started or _condition(raw, "PodScheduled")[1] or pod.created
     return Standing(
-        pod.namespace, run_of(raw), pod.task, pod.name, state, pod.node, created, why, tuple(_facts(pod, raw))
+        pod.namespace,
+        run_of(raw),
+        pod.task,
+        pod.name,
+        state,
+        pod.node,
+        moment(pod.created) if pod.created else "",
+        moment(since) if since else "",
+        why,
+        tuple(_facts(pod, raw)),
     )
 
 
@@ -66,8 +78,7 @@ def run_of(raw: Object) -> str:
 
 def _state(pod: Pod, raw: Object) -> tuple[str, str]:
     if pod.is_over:
-        reason = text(part(raw, "status"), "reason")
-        return ENDED, f"it has ended: {pod.phase}{reason and ', '}{reason}"
+        return ENDED, _ended(pod, part(raw, "status"))
     if pod.node:
         return RUNS, ""
     if pod.is_gated and pod.paused:
@@ -83,10 +94,53 @@ def _state(pod: Pod, raw: Object) -> tuple[str, str]:
     return OPENED, f"it is the scheduler's: {_scheduler(raw)}"
 
 
+def _ended(pod: Pod, status: Object) -> str:
+    """How and when, and after how long, as far as its kubelet has said it."""
+    reason = text(status, "reason")
+    at = f" at {moment(pod.ended)}" if pod.ended else ""
+    lasted = f", {time_words(pod.ended - pod.started)} after its start" if pod.ended and pod.started else ""
+    return f"it has ended: {pod.phase}{reason and ', '}{reason}{at}{lasted}"
+
+
+def _ends(pod: Pod, status: Object) -> list[str]:
+    """What is known of an end that was none of a success."""
+    if pod.phase != "Failed":
+        return []
+    said = text(status, "message")
+    found = [said] if said else []
+    for one in (*items(status, "initContainerStatuses"), *items(status, "containerStatuses")):
+        end = part(part(one, "state"), "terminated")
+        if end and (code := text(end, "exitCode")) != "0":
+            why = ", ".join(filter(None, (text(end, "reason"), text(end, "message").strip())))
+            found.append(f"container {text(one, 'name')}: exit code {code}{f' ({why})' if why else ''}")
+    return found
+
+
+def _waited(pod: Pod, raw: Object) -> list[str]:
+    """How long it waited for what, of one that waits no more."""
+    if not (pod.node or pod.is_over) or not pod.created:
+        return []
+    is_placed, placed_at = _condition(raw, "PodScheduled")
+    gated_s = max(0.0, pod.opened_at - pod.created)
+    found = [f"{time_words(gated_s)} behind its gate"] if pod.opened_at else []
+    if is_placed and placed_at:
+        found.append(f"{time_words(placed_at - pod.created - gated_s)} for {'its' if found else 'a'} node")
+    elif pod.is_over and not pod.node:
+        found.append("for a node, and got none")
+    return [f"it had waited {' and '.join(found)}"] if found else []
+
+
+def _condition(raw: Object, kind: str) -> tuple[bool, float]:
+    """Whether it is so, and since when it is as it is: Unix time, 0: not stated."""
+    found = [one for one in items(part(raw, "status"), "conditions") if text(one, "type") == kind]
+    return next(((text(o, "status") == "True", seconds_of(o.get("lastTransitionTime"))) for o in found), (False, 0.0))
+
+
 def _facts(pod: Pod, raw: Object) -> list[str]:
     notes = part(part(raw, "metadata"), "annotations")
     at, _, why = text(notes, names.OPENED).partition(" ")
-    found = [f"its gate was opened at {at}: {_WHY_OPENED.get(why, why)}"] if at else []
+    found = [*_ends(pod, part(raw, "status")), *_waited(pod, raw)]
+    found += [f"its gate was opened at {at}: {_WHY_OPENED.get(why, why)}"] if at else []
     if limit := text(notes, names.LIMIT):
         found.append(f"its deadline was written at {limit.replace(' at most ', ': at most ', 1)}")
     if pod.is_gated and pod.release_by and not (pod.paused or pod.resumed_at):

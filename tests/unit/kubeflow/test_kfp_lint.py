@@ -69,7 +69,7 @@ def test_each_fault_has_its_line_and_what_to_do(tmp_path: Path, capsys: pytest.C
     assert (found[3].remedy, found[9].remedy) == ("did you mean 'gpus_per_node'?", "did you mean 'queues'?")
     assert egs(["kubernetes", "lint", str(path), str(EXAMPLE)]) == 2
     lines = capsys.readouterr().out.splitlines()
-    assert [f"{path} line {line}: {field}: {problem} (" for line, field, problem in FAULTS] == [
+    assert [f"error: {path} line {line}: {field}: {problem} (" for line, field, problem in FAULTS] == [
         line[: line.index(" (") + 2] for line in lines[:-1]
     ]
     assert lines[-1] == f"{EXAMPLE}: nothing is wrong"
@@ -143,7 +143,7 @@ def test_wrong_command_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     """A mistyped path is a fault, no file an error, and a schema is of no file."""
     missing = tmp_path / "none.yaml"
     assert egs(["kubernetes", "lint", str(missing)]) == 2
-    said = f"{missing}: cannot be read: No such file or directory (name a file that is there)"
+    said = f"error: {missing}: cannot be read: No such file or directory (name a file that is there)"
     assert said in capsys.readouterr().out
     missing.write_bytes(b"\xff\xfe")
     assert egs(["kubernetes", "lint", str(missing)]) == 2

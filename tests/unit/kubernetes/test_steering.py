@@ -179,8 +179,10 @@ def test_ps_lists_what_egs_orders(api: EmulatedApi, capsys: pytest.CaptureFixtur
     said = capsys.readouterr().out
     assert "elsewhere" in said
     assert "place 1 of 2: no room" in said
+    api.add("namespaces", {"metadata": {"name": "nobody"}})
     assert asked(api, "ps", "-n", "nobody") == 0
-    assert capsys.readouterr().out == "no pod of EGS's in nobody\n"
+    said = "no pod with the label egs.io/workload runs or waits in nobody; -A lists those of all namespaces\n"
+    assert capsys.readouterr().out == said
 
 
 @pytest.mark.parametrize(("name", "says"), [("none", "team/none: no such pod"), ("stranger", "EGS does not order it")])
