@@ -35,7 +35,7 @@ def hold(line: Line, control: socket.socket) -> NoReturn:
                 with contextlib.suppress(OSError):  # that of the folder
                     os.close(int(name))
         control.setblocking(True)
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+        signal.pthread_sigmask(signal.SIG_SETMASK, [signal.SIGCHLD])  # not the keeper's, which takes what ends it
         adopt_orphans()
         _hold(line, control, SignalQueue([signal.SIGCHLD]))
     except EgsError as error:

@@ -9,7 +9,6 @@ when there is nothing to wait for. What stands ready ends with it.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import gc
 import os
 import select
@@ -23,7 +22,10 @@ import msgspec
 
 from egs_core.client.holder import hold
 from egs_core.client.hooked import Hook
-from egs_core.client.ready import ANSWER_S, LOCK, MOST_BYTES, Answer, Ask, Line, Shown, check_peer, connected
+from egs_core.client.places import has_listener
+from egs_core.client.ready import ANSWER_S, MOST_BYTES, PREFIX, SOCKET, Answer, Ask, Line, Shown, check_peer, connected
+from egs_core.client.signals import SignalQueue
+from egs_core.client.sockets import by_turns, leave_socket
 from egs_core.demand import LEAD_S, MOST_TIMES, how_many, last_s, next_s
 
 WORTH_S = 120.0
@@ -46,6 +48,7 @@ FIRST_BYTES = 1 << 29
 """What one is taken to need before one was seen."""
 PAGE = os.sysconf("SC_PAGE_SIZE")
 GROUPS = Path("/sys/fs/cgroup")
+ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
 class Stands:
@@ -103,14 +106,15 @@ class Stands:
 
 
 class Known:
-    """What is known of a line."""
+    """What is known of a line. why: the last one that was begun could not be loaded, or has ended by itself, which runs
+    are told until one has loaded; has_changed: as something had changed on the disk, which passes."""
 
     def __init__(self, line: Line) -> None:
         self.line, self.most = line, 0
         self.came_s: list[float] = []
         self.load_s = FIRST_LOAD_S
         self.stands: list[Stands] = []
-        self.unfit_until_s, self.why = 0.0, ""
+        self.unfit_until_s, self.why, self.has_changed = 0.0, "", False
         self.size_bytes = FIRST_BYTES
 
     @property
@@ -123,10 +127,11 @@ class Known:
             one.look()
             if one.loaded_s is not None and was_loaded is None:
                 self.load_s, self.size_bytes = one.loaded_s, one.size_bytes() or self.size_bytes
+                self.why = ""
             if one.is_over:
                 one.close()
-                self.why = one.why or "its process has ended"
-                self.unfit_until_s = now_s + (CHANGED_S if "has changed" in self.why else UNFIT_S)
+                self.why, self.has_changed = one.why or "its process has ended", "has changed" in one.why
+                self.unfit_until_s = now_s + (CHANGED_S if self.has_changed else UNFIT_S)
         self.stands = [one for one in self.stands if not one.is_over]
 
     def loading_bytes(self) -> int:
@@ -151,32 +156,33 @@ class Known:
 
 
 class Keeper:
-    """path: of its socket, at which it listens."""
+    """path: of its socket; listener: that, see `listening`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, listener: socket.socket) -> None:
         self._path, self._lines = path, dict[bytes, Known]()
-        path.unlink(missing_ok=True)
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._listener.bind(str(path))
-        self._listener.listen(64)
-        self._inode, self._asked_s = path.stat().st_ino, time.monotonic()
+        self._listener, self._made, self._asked_s = listener, path.stat(), time.monotonic()
         self._came, self._is_in_session = 0, is_session(_group())
 
-    def run(self) -> None:
-        """Until there is nothing to wait for."""
-        while self._is_needed():
-            look_s, stands = self.look(), [one for known in self._lines.values() for one in known.stands]
-            heard = [one.control.fileno() for one in stands]
-            heard += [one.hook.fileno() for one in stands if one.hook is not None]
-            ready = select.select([self._listener.fileno(), *heard], [], [], look_s)[0]
-            if self._listener.fileno() in ready:
-                to, _ = self._listener.accept()
-                with to:
-                    self._answer(to)
-            _reap()
-        self._path.unlink(missing_ok=True)
-        for known in self._lines.values():
-            known.have(0, 0)
+    def run(self, ends: SignalQueue) -> None:
+        """Until there is nothing to wait for, or one of these signals comes."""
+        try:
+            while self._is_needed():
+                look_s, stands = self.look(), [one for known in self._lines.values() for one in known.stands]
+                heard = [one.control.fileno() for one in stands]
+                heard += [one.hook.fileno() for one in stands if one.hook is not None]
+                ready = select.select([self._listener.fileno(), ends.fileno(), *heard], [], [], look_s)[0]
+                if ends.fileno() in ready:
+                    break
+                if self._listener.fileno() in ready:
+                    to, _ = self._listener.accept()
+                    with to:
+                        self._answer(to)
+                _reap()
+        finally:
+            leave_socket(self._path, self._made)
+            self._listener.close()
+            for known in self._lines.values():
+                known.have(0, 0)
 
     def first(self, ask: Ask) -> None:
         """Of the run that has started it."""
@@ -199,7 +205,7 @@ class Keeper:
     def _is_needed(self) -> bool:
         now_s = time.monotonic()
         try:
-            if self._path.stat().st_ino != self._inode:
+            if self._path.stat().st_ino != self._made.st_ino:
                 return False
         except OSError:  # its folder is gone
             return False
@@ -222,7 +228,8 @@ class Keeper:
             known.look(now_s)
             one = known.taken() if ask.wants else None
             if one is None or one.hook is None:
-                to.send(msgspec.json.encode(Answer(os.getpid(), why=known.why if now_s < known.unfit_until_s else "")))
+                is_told = not known.has_changed or now_s < known.unfit_until_s
+                to.send(msgspec.json.encode(Answer(os.getpid(), why=known.why if is_told else "")))
                 return
             handles = [one.control.fileno(), one.hook.fileno()]
             socket.send_fds(to, [msgspec.json.encode(Answer(os.getpid(), one.pid, one.holder))], handles)
@@ -293,35 +300,53 @@ def _reap() -> None:
         pass
 
 
+def listening(path: Path) -> socket.socket | None:
+    """At this place; None where another keeper is there. What keepers have left that were killed, for whatever
+    surroundings, is taken away. Raises OSError."""
+    with by_turns(path.parent):
+        for one in path.parent.glob(f"{PREFIX}*{SOCKET}"):
+            if not has_listener(one, socket.SOCK_SEQPACKET):
+                one.unlink(missing_ok=True)
+        if path.exists():
+            return None
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            listener.bind(str(path))
+            listener.listen(64)
+        except OSError:
+            listener.close()
+            raise
+        return listener
+
+
 def main(words: list[str]) -> None:
     path = Path(words[0])
     ask = sys.stdin.buffer.read()
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # else so it is for what stands ready
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    ends = [one for one in ENDING if signal.getsignal(one) is not signal.SIG_IGN]
+    signal.pthread_sigmask(signal.SIG_BLOCK, ends)
     os.chdir("/")
-    lock = os.open(path.with_suffix(LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:  # another one has begun meanwhile
-        _pass_on(path, ask)
-        return
-    keeper = Keeper(path)
+    until = time.monotonic() + 10 * ANSWER_S
+    while (listener := listening(path)) is None:  # another one has begun meanwhile; or it ends, and one is needed
+        if _has_heard(path, ask) or time.monotonic() > until:
+            return
+        time.sleep(AGAIN_S)
+    keeper = Keeper(path, listener)
     keeper.first(msgspec.json.decode(ask, type=Ask))
     gc.collect()
     gc.freeze()
-    keeper.run()
+    keeper.run(SignalQueue(ends))
 
 
-def _pass_on(path: Path, ask: bytes) -> None:
-    until = time.monotonic() + 10 * ANSWER_S
-    while time.monotonic() < until:
-        try:
-            with connected(path) as to:
-                to.send(ask)
-                to.recv(MOST_BYTES)
-            return
-        except OSError:
-            time.sleep(AGAIN_S)
+def _has_heard(path: Path, ask: bytes) -> bool:
+    """Whether the keeper there has been asked."""
+    try:
+        with connected(path) as to:
+            to.send(ask)
+            return bool(to.recv(MOST_BYTES))
+    except OSError:
+        return False
 
 
 if __name__ == "__main__":

@@ -35,16 +35,16 @@ from egs_core.client.python_words import python_words
 from egs_core.client.surroundings import (
     FOLDER,
     fixed,
-    hands_down_files,
+    handed_down,
     is_in_foreground,
     streams,
     surroundings,
 )
 from egs_core.described import describe
-from egs_core.errors import InputError
+from egs_core.errors import InputError, listed
 
 BOOT = "/proc/sys/kernel/random/boot_id"
-PREFIX, SOCKET, LOCK = "ready-", ".sock", ".lock"
+PREFIX, SOCKET = "ready-", ".sock"
 MOST_READY = 16
 ANSWER_S = 1.0
 """So long the keeper may take to answer; then it starts as without."""
@@ -60,6 +60,7 @@ MOST_HOME = 50
 PEER = struct.Struct("3i")
 """What the kernel tells of the other end of a socket: process, user, group."""
 TAKEN = b"taken"
+MOST_NAMED = 4
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -283,9 +284,21 @@ def _why_not(environment: Mapping[str, str]) -> str:
         return "this runs under another run's lease"
     if is_in_foreground():
         return "this is in the foreground of a terminal"
-    if hands_down_files():
-        return "there are open files that the command inherits"
+    if found := handed_down():
+        return _close_words(found)
     return ""
+
+
+def _close_words(files: Mapping[int, str]) -> str:
+    """That these are open, and how to have them closed.
+
+    >>> _close_words({9: "the file /run/lock/train.lock"})
+    'its command would inherit file descriptor 9 (the file /run/lock/train.lock): close it (egs run … 9>&-)'
+    """
+    named = listed([f"{number} ({what})" for number, what in files.items()], MOST_NAMED)
+    closed = " ".join([f"{number}>&-" for number in [*files][:MOST_NAMED]])
+    noun, them = ("descriptor", "it") if len(files) == 1 else ("descriptors", "them")
+    return f"its command would inherit file {noun} {named}: close {them} (egs run … {closed})"
 
 
 def _name(own: Mapping[str, str]) -> str:

@@ -95,15 +95,30 @@ def streams() -> list[str] | None:
     return found
 
 
-def hands_down_files() -> bool:
-    """Whether what is started here inherits open files beside the standard streams, as make's or flock's."""
+def handed_down() -> dict[int, str]:
+    """What is started here inherits beside the standard streams, as make's or flock's: what it is, by number."""
+    found = {}
     for name in os.listdir("/proc/self/fd"):
         try:
             if int(name) > 2 and os.get_inheritable(int(name)):
-                return True
+                found[int(name)] = _what(int(name))
         except OSError:  # that of the folder
             continue
-    return False
+    return dict(sorted(found.items()))
+
+
+def _what(number: int) -> str:
+    """That is open under this number."""
+    mode = os.fstat(number).st_mode
+    place = "".join([one if one.isprintable() else "?" for one in _link(f"/proc/self/fd/{number}")])
+    if stat.S_ISSOCK(mode):
+        return "a socket"
+    if stat.S_ISFIFO(mode):
+        return f"the pipe {place}" if place.startswith("/") else "a pipe"
+    if not place.startswith("/"):
+        return place
+    kinds = ((stat.S_ISREG, "file"), (stat.S_ISDIR, "folder"), (stat.S_ISCHR, "device"))
+    return f"the {next((kind for is_it, kind in kinds if is_it(mode)), 'file')} {place}"
 
 
 def is_in_foreground() -> bool:

@@ -163,6 +163,8 @@ def test_where_nothing_can_be_loaded_the_command_starts_at_its_turn_as_ever(site
             site.run(*options, "--preload", "json", "--", str(wrapper), "work.py", folder=wrapped),
         ]
         errors = [one.stderr for one in begun]
+        assert errors[0] is not None
+        assert "finds no module no_such_module here now" in errors[0].readline()
         told = [[one.readline(), one.readline()] for one in (errors[0], errors[2]) if one is not None]
         assert "ModuleNotFoundError: No module named 'no_such_module'; its command starts as without" in told[0][1]
         assert "does not run what it finds by PYTHONPATH as sitecustomize" in told[1][1]
@@ -172,6 +174,22 @@ def test_where_nothing_can_be_loaded_the_command_starts_at_its_turn_as_ever(site
     assert [one.returncode for one in begun] == [0, 0, 0]
     assert [text.split()[1:] for text, _ in out] == [["1"], ["1", "2"], ["1"]]
     assert f"nothing is loaded ahead: {changed / 'slow.py'} has changed " in out[1][1]
+
+
+@pytest.mark.slow
+def test_a_mistyped_module_is_said_also_where_the_run_starts_at_once(site: RealSite, tmp_path: Path) -> None:
+    """As the command's own Python finds it: by its folder, its variables, its kind. What is there is not said, and what
+    a package has only once it is imported is not looked for."""
+    made(tmp_path / "job", work="print(5)\n", beside="raise SystemExit\n")
+    made(tmp_path / "library", own="raise SystemExit\n")
+    names = "json,os.path,beside,own,numpyy,xml.nosuch,torchh.nn"
+    more = {"PYTHONPATH": str(tmp_path / "library")}
+    done = site.egs("run", "--preload", names, "--", sys.executable, "job/work.py", folder=tmp_path, **more)
+    problem = f"egs: --preload: {sys.executable} finds no module numpyy, torchh.nn here now"
+    told = f"{problem}: unless there is one by its turn, nothing is loaded ahead\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, "5\n", told)
+    done = site.egs("run", "--preload", "beside", "--", sys.executable, "-c", "", folder=tmp_path / "job")
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_what_is_loaded_ends_with_its_run(site: RealSite, tmp_path: Path) -> None:

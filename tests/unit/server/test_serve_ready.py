@@ -53,6 +53,7 @@ def keepers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         for one in shown():
             os.kill(one.keeper, signal.SIGTERM)
             wait_for_end(one.keeper, *[stands.pid for stands in one.standing])
+        assert not list(Path(folder).glob("egs-ready-*/*")), "they leave no file"
 
 
 class Runs:
@@ -250,7 +251,8 @@ def test_what_is_not_as_at_its_start_is_not_used_and_said(runs: Runs) -> None:
         assert other.stdout is not None
         assert json.loads(other.stdout.readline())["ahead"] is False
         runs.end(other)
-        assert ("open files that the command inherits" in error_of(other)) == bool(handles)
+        inherits = f"its command would inherit file descriptor {reading} (a pipe): close it (egs run … {reading}>&-)"
+        assert (inherits in error_of(other)) == bool(handles)
     os.close(reading)
     os.close(writing)
 

@@ -1,0 +1,152 @@
+"""The keeper of `egs run --keep-ready`: one at a place, however many start at once, what is left of its files, and what
+runs are told."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from egs_core.client import surroundings
+from egs_core.client.keeper import UNFIT_S, is_session, listening
+from egs_core.client.ready import Answer, Ask, Line, _close_words, connected
+
+PATIENCE_S = 60.0
+NOTHING = Ask(Line(["python3"], ".", "/", [], {}, [], ["null 4096"] * 3), most=0, waited_s=0.0)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A short one: the path of a socket has 107 bytes."""
+    with tempfile.TemporaryDirectory() as found:
+        yield Path(found)
+
+
+class Keepers:
+    """Real ones, as `egs run` starts them."""
+
+    def __init__(self) -> None:
+        self.begun: list[subprocess.Popen[bytes]] = []
+
+    def begin(self, path: Path, ask: Ask = NOTHING, unfit_s: float = UNFIT_S) -> subprocess.Popen[bytes]:
+        program = f"from egs_core.client import keeper; keeper.UNFIT_S = {unfit_s}; keeper.main([{str(path)!r}])"
+        one = subprocess.Popen([sys.executable, "-P", "-c", program], stdin=subprocess.PIPE, start_new_session=True)
+        assert one.stdin is not None
+        one.stdin.write(msgspec.json.encode(ask))
+        one.stdin.close()
+        self.begun.append(one)
+        return one
+
+    def close(self) -> None:
+        for one in self.begun:
+            one.kill()
+            one.wait(PATIENCE_S)
+
+
+@pytest.fixture
+def keepers() -> Iterator[Keepers]:
+    found = Keepers()
+    yield found
+    found.close()
+
+
+def answering(path: Path) -> int:
+    """The number of the keeper there; 0 for none."""
+    try:
+        with connected(path) as to:
+            to.send(msgspec.json.encode(Ask()))
+            return msgspec.json.decode(to.recv(1 << 16), type=Answer).keeper
+    except OSError:
+        return 0
+
+
+def wait_for(what: Callable[[], bool], text: str) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while not what():
+        assert time.monotonic() < until, text
+        time.sleep(0.02)
+
+
+@pytest.mark.slow
+def test_of_keepers_that_start_at_once_one_stays_and_leaves_nothing(folder: Path, keepers: Keepers) -> None:
+    """The others tell it of their runs, and end. What killed ones have left, also for other surroundings, goes at the
+    next start; what lives stays; at the end of the last nothing is there. One that is begun while another ends takes
+    its place."""
+    path, other, left = (folder / f"ready-{name}.sock" for name in ("a", "b", "c"))
+    for place in (path, left):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as killed:
+            killed.bind(str(place))
+    alive = listening(other)
+    assert alive is not None
+    begun = [keepers.begin(path) for _ in range(3)]
+    wait_for(lambda: sum(one.poll() is None for one in begun) == 1, "two have ended")
+    (stays,) = [one for one in begun if one.poll() is None]
+    wait_for(lambda: answering(path) == stays.pid, "the third answers")
+    assert [one.poll() for one in begun if one is not stays] == [0, 0]
+    assert sorted(folder.iterdir()) == [path, other]
+    stays.send_signal(signal.SIGSTOP)
+    follows = keepers.begin(path)
+    stays.send_signal(signal.SIGTERM)
+    stays.send_signal(signal.SIGCONT)
+    assert stays.wait(PATIENCE_S) == 0
+    wait_for(
+        lambda: follows.poll() is not None or answering(path) == follows.pid, "the next one is there, or was heard"
+    )
+    follows.send_signal(signal.SIGTERM)
+    assert follows.wait(PATIENCE_S) == 0
+    assert list(folder.iterdir()) == [other]
+    alive.close()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(is_session(Path("/proc/self/cgroup").read_text()), reason="one run alone loads nothing there")
+@pytest.mark.parametrize("unfit_s", [UNFIT_S, 0.0])
+def test_runs_are_told_of_a_module_that_is_not_there(folder: Path, keepers: Keepers, unfit_s: float) -> None:
+    """Also those that come when it may be tried again, as each hour from cron."""
+    path = folder / "ready-a.sock"
+    line = Line([sys.executable, "-c", ""], "", "/", ["json", "no_such_module"], {}, [], ["null 4096"] * 3)
+    keepers.begin(path, Ask(line, most=1, waited_s=0.0), unfit_s)
+
+    def told() -> str:
+        try:
+            with connected(path) as to:
+                to.send(msgspec.json.encode(Ask(line, most=1, wants=True)))
+                return msgspec.json.decode(to.recv(1 << 16), type=Answer).why
+        except OSError:
+            return ""
+
+    wait_for(lambda: told() != "", "a run is told")
+    assert told() == "no_such_module: ModuleNotFoundError: No module named 'no_such_module'"
+
+
+def test_what_a_command_would_inherit_is_said_with_its_number(tmp_path: Path) -> None:
+    """A file, a pipe, a socket, a folder: which it is, and how a shell closes it; of many the first."""
+    file = tmp_path / "train\x1b.lock"
+    before = surroundings.handed_down()
+    reading, writing = os.pipe()
+    ours, theirs = socket.socketpair()
+    opened = [os.open(file, os.O_CREAT | os.O_RDWR), os.open(tmp_path, os.O_RDONLY), reading, ours.fileno()]
+    for number in opened:
+        os.set_inheritable(number, True)
+    found = surroundings.handed_down()
+    for number in (*opened[:2], reading, writing):
+        os.close(number)
+    ours.close()
+    theirs.close()
+    whats = [f"the file {tmp_path}/train?.lock", f"the folder {tmp_path}", "a pipe", "a socket"]
+    assert found == before | dict(zip(opened, whats, strict=True))
+    assert _close_words({3: "a pipe", 9: "a socket"}) == (
+        "its command would inherit file descriptors 3 (a pipe), 9 (a socket): close them (egs run … 3>&- 9>&-)"
+    )
+    assert _close_words(dict.fromkeys(range(3, 9), "a pipe")).endswith(
+        "6 (a pipe) and 2 more: close them (egs run … 3>&- 4>&- 5>&- 6>&-)"
+    )
