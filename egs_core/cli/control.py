@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from typing import Annotated, TypeVar
+from typing import Annotated, NamedTuple, TypeVar
 
 import msgspec
 import typer
@@ -88,15 +88,19 @@ preempt = _command(
 
 
 def ps(on: On = "", address: Address = "", as_json: AsJson = False) -> None:
-    """List the workloads that run with EGS on a framework, and their running tasks: since when, on how many GPUs; where
-    there is a site server, its runs and devices."""
+    """List the runs and devices of the site server; with --on, or where there is none, the workloads that run with EGS
+    on a framework, and their running tasks: since when, on how many GPUs. It says whose they are."""
     if (site := _site(on, address)) is not None:
         show_runs(site, as_json)
         return
-    found = _of_framework(on, address, lambda adapter, there: adapter.running(there))
+    found, asked = _of_framework(on, address, lambda adapter, there: adapter.running(there))
     if as_json:
-        typer.echo(json.dumps({"workloads": msgspec.to_builtins(found)}))
-    elif found:
+        told = {"framework": asked.framework, "address": asked.address, "workloads": msgspec.to_builtins(found)}
+        typer.echo(json.dumps(told))
+        return
+    if not asked.is_named:
+        typer.echo(f"no EGS server is here: this is {asked}")
+    if found:
         _print_running(found, time.time())
     else:
         typer.echo("nothing runs")
@@ -107,40 +111,55 @@ def _site(on: str, address: str) -> places.Address | None:
     return None if on or address else places.find_address()
 
 
-def _of_framework(on: str, address: str, ask: Callable[[Controlling, str], T]) -> T:
-    """What a framework answers. Where neither is named, errors say also that there is no site server, and who was asked
-    instead."""
+class Asked(NamedTuple):
+    """Who answers. address: "" for the one that the framework finds; is_named: by who asks, not found by itself."""
+
+    framework: str
+    address: str
+    is_named: bool
+
+    def __str__(self) -> str:
+        return f"{self.framework} at {self.address}" if self.address else self.framework
+
+
+def _of_framework(on: str, address: str, ask: Callable[[Controlling, str], T]) -> tuple[T, Asked]:
+    """What a framework answers, and which. Where neither is named, errors say also that there is no site server, and
+    who was asked instead."""
     if on or address:
-        return ask(*_asked(on, address))
-    asked = ""
+        adapter, asked = _asked(on, address)
+        return ask(adapter, asked.address), asked
+    instead = ""
     try:
-        adapter, found = _asked(on, address)
-        asked = f"{default_adapter()} at {found} was asked instead: " if found else ""
-        return ask(adapter, found)
+        adapter, asked = _asked(on, address)
+        instead = f"{asked} was asked instead: " if asked.address else ""
+        return ask(adapter, asked.address), asked
     except EgsError as error:
-        raise EgsError(f"{places.none_here()}; and {asked}{error}") from None
+        raise EgsError(f"{places.none_here()}; and {instead}{error}") from None
 
 
-def _asked(on: str, address: str) -> tuple[Controlling, str]:
-    """The adapter to ask, and the address. Where neither was named, a framework is asked only if it is at hand."""
+def _asked(on: str, address: str) -> tuple[Controlling, Asked]:
+    """The adapter to ask. Where nothing was named, a framework is asked only if it is at hand."""
     name = on or default_adapter()
     adapter = load_able(name, Controlling, "be controlled from here")
-    if not (on or address) and isinstance(adapter, Sought) and not (address := adapter.at_hand()):
+    is_named = bool(on or address)
+    if not is_named and isinstance(adapter, Sought) and not (address := adapter.at_hand()):
         raise EgsError(f"no {name} of this user on this host answers: --on {name} --address ADDRESS asks another")
-    return adapter, address
+    return adapter, Asked(name, address, is_named)
 
 
 def _carry_out(on: str, request: ControlRequest, as_json: bool) -> None:
     if (site := _site(on, request.address)) is not None:
         control_run(site, request, as_json)
         return
-    outcome = _of_framework(
+    outcome, asked = _of_framework(
         on, request.address, lambda adapter, there: adapter.control(msgspec.structs.replace(request, address=there))
     )
     if as_json:
         typer.echo(json.dumps({"verb": request.verb, **msgspec.to_builtins(outcome)}))
-    else:
-        typer.echo(_told(request, outcome))
+        return
+    if not asked.is_named:
+        typer.echo(f"no EGS server is here: {asked} was asked")
+    typer.echo(_told(request, outcome))
 
 
 def _told(request: ControlRequest, outcome: ControlOutcome) -> str:

@@ -60,7 +60,10 @@ def show_runs(address: Address, as_json: bool) -> None:
     shared = [f"{device.free:g} of {_called(device, several)}" for device in held]
     parts = f"; parts: {', '.join(shared)}" if shared else ""
     typer.echo(
-        f"{len(free)} of {len(found.devices)} {label}GPUs free" + (f": {', '.join(free)}" if free else "") + parts
+        f"{len(free)} of {len(found.devices)} {label}GPUs free"
+        + (f": {', '.join(free)}" if free else "")
+        + parts
+        + f" (server at {address.url})"
     )
     suspect = sorted({device.host for device in found.devices if device.suspect})
     for host in suspect:

@@ -91,7 +91,7 @@ def test_ps(adapter: Adapter, capsys: pytest.CaptureFixture[str], monkeypatch: p
     assert run(["ps", "--address", "h:1", "--json"]) == 0
     (one,) = json.loads(capsys.readouterr().out)["workloads"]
     assert (one["workload"], one["running"][0]["task"]) == ("train#0", "fit-0")
-    assert run(["ps"]) == 0
+    assert run(["ps", "--on", "x"]) == 0
     assert capsys.readouterr().out == "nothing runs\n"
     assert adapter.asked == []
 
@@ -122,6 +122,27 @@ def test_a_number_without_a_server_says_who_was_asked_instead(
     asked = f"{adapters.default_adapter()} at 10.0.0.7:6379 was asked instead"
     assert told.endswith(f"; and {asked}: 1: no such workload runs (there are: train#0)\n")
     assert adapter.asked[-1].address == "10.0.0.7:6379"
+
+
+def test_what_is_shown_without_a_server_says_whose_it_is(
+    adapter: Adapter, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody named that cluster, and it may be another program's; `--json` has it always."""
+    name = adapters.default_adapter()
+    assert run(["ps"]) == 0
+    shown = f"no EGS server is here: this is {name}\n"
+    assert capsys.readouterr().out == f"{shown}nothing runs\n"
+    monkeypatch.setattr(adapter, "at_hand", lambda: "10.0.0.7:6379", raising=False)
+    assert run(["ps"]) == 0
+    line, *rows = capsys.readouterr().out.splitlines()
+    assert line == f"no EGS server is here: this is {name} at 10.0.0.7:6379"
+    assert any("train#0" in row for row in rows)
+    assert run(["ps", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["framework"], told["address"]) == (name, "10.0.0.7:6379")
+    assert run(["pause", "train#0"]) == 0
+    asked = f"no EGS server is here: {name} at 10.0.0.7:6379 was asked\n"
+    assert capsys.readouterr().out.startswith(f"{asked}train#0: paused")
 
 
 def test_an_adapter_without_control(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
