@@ -63,7 +63,7 @@ COMMANDS: dict[str, str] = {
     "preempt": "Stop a workload, a stage or a task now and restart it later.",
     "split-model": "Split a model's operators over devices: latency, idle memory, limits of memory.",
     "kubernetes": "Order the pods of a Kubernetes cluster: controller, manifests, the way out.",
-    "doctor": "Check Python, packages, adapters, GPUs and the history store.",
+    "doctor": "Check Python, packages, adapters, GPUs, the history store and the site server.",
 }
 
 ADAPTERS, WITH_COMMANDS = "egs.adapters", "egs.commands"

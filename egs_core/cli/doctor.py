@@ -16,6 +16,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from egs_core.adapter import Check, Surface, adapter_distributions, adapter_names, combined, load_adapter
+from egs_core.cli.rows import print_rows
+from egs_core.cli.server_check import server_check
 from egs_core.client.ready import shown
 from egs_core.compat import installed_version
 from egs_core.errors import EgsError
@@ -48,14 +50,23 @@ class Diagnosis(msgspec.Struct, frozen=True):
 
 
 def doctor(
+    whole: Annotated[
+        bool,
+        typer.Option(
+            "--all", help="Each check, what can be done on each framework, hints that are kept, all packages."
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
-    """Check Python, packages, adapters, GPUs and the history store. Exit code 1 when a check fails."""
+    """Check Python, packages, adapters, GPUs, the history store and the site server: a line for each part, and for all
+    that is wrong. Exit code 1 when a check fails."""
     diagnosis = diagnose()
     if as_json:
         print(json.dumps(msgspec.to_builtins(diagnosis)))
-    else:
+    elif whole:
         _show(diagnosis, Console())
+    else:
+        _show_parts(diagnosis)
     return 0 if diagnosis.ok else 1
 
 
@@ -65,7 +76,7 @@ def diagnose() -> Diagnosis:
     mode, mode_check = current_mode(dict(os.environ))
     adapters = [_adapter_state(name) for name in adapter_names()]
     checks = [python_check(sys.version_info[:3]), mode_check, gpu_check, history_check(), adapters_check(adapters)]
-    checks += ready_checks()
+    checks += [server_check(), *ready_checks()]
     failed = [check for check in [*checks, *(c for a in adapters for c in a.checks)] if not check.ok]
     return Diagnosis(not failed, checks, installed_packages(), adapters, gpus, mode, list(OWN))
 
@@ -174,6 +185,21 @@ def _required_by(distribution: str) -> set[str]:
 
 def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _show_parts(diagnosis: Diagnosis) -> None:
+    """What is wrong, each with a line; of what is right a line for each part."""
+    checks = list(diagnosis.checks)
+    for adapter in diagnosis.adapters:
+        failed = [Check(f"{adapter.name}: {one.name}", False, one.detail) for one in adapter.checks if not one.ok]
+        first, *more = adapter.checks or [Check("", True)]
+        found = "; ".join([first.detail, *[f"{one.name}: {one.detail}" for one in more]])
+        checks += failed or [Check(adapter.name, True, found)]
+    own = [f"{name} {diagnosis.packages.get(name, '')}" for name in sorted({"egs-core", *adapter_distributions()})]
+    checks.append(Check("packages", True, ", ".join(own)))
+    checks.sort(key=lambda check: check.ok)
+    print_rows(("", "check", "found"), [("ok" if one.ok else "no", one.name, one.detail) for one in checks])
+    typer.echo("egs doctor --all has every check, and what can be done on each framework")
 
 
 def _show(diagnosis: Diagnosis, console: Console) -> None:

@@ -17,7 +17,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "what-works-where.md"
 
 INTRO = """# What works where
 
-What EGS can do, and which hints it keeps, for each way of using it. It is what `egs doctor` prints. A number is that of
+What EGS can do, and which hints it keeps, for each way of using it: what `egs doctor --all` prints. A number is that of
 a test below, which proves the yes on the framework itself; each *no* says why. What is not here, nothing promises.
 
 `egs run` needs no framework: its tests start a real server, with emulated GPUs.

@@ -43,7 +43,7 @@ def test_doctor_prints_what_the_page_says(capsys: pytest.CaptureFixture[str], mo
     app.run(["doctor", "--json"])
     told = json.loads(capsys.readouterr().out)
     adapters = [*told["adapters"], {"name": "egs", "surfaces": told["own"]}]
-    app.run(["doctor"])
+    app.run(["doctor", "--all"])
     text = " ".join(capsys.readouterr().out.split())
     for adapter in adapters:
         rows = _rows(capabilities.PAGE.read_text(), adapter["name"])
@@ -59,7 +59,7 @@ def test_doctor_prints_what_the_page_says(capsys: pytest.CaptureFixture[str], mo
 
 def test_doctor_says_what_egs_run_can(capsys: pytest.CaptureFixture[str]) -> None:
     """Also where no framework is installed."""
-    app.run(["doctor"])
+    app.run(["doctor", "--all"])
     assert "egs run: can split" in capsys.readouterr().out
 
 

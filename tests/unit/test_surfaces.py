@@ -74,7 +74,7 @@ def test_doctor_shows_what_each_surface_can_do(
     """Where the surfaces differ each has its line, where they agree there is one answer; JSON has them all."""
     monkeypatch.setattr(adapters, "entry_points", lambda group: [EntryPoint("framework", f"{__name__}:ADAPTER", group)])
     monkeypatch.setenv("COLUMNS", "140")
-    assert app.run(["doctor"]) == 0
+    assert app.run(["doctor", "--all"]) == 0
     shown = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert "framework: hook is EGS_MODE=on python script.py" in shown
     assert "framework: can order yes" in shown

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from egs_core import adapter as adapters
 from egs_core.adapter import Adapter, Check, combined, load_adapter
 from egs_core.cli import app, doctor
+from egs_core.cli.server_check import server_check
 from egs_core.errors import InputError
 from egs_core.graph.columns import Shape
 from egs_core.history.rows import HistoryRow
@@ -94,7 +96,14 @@ def test_json_is_one_object(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     shown = diagnosis(capsys)
     assert [a["name"] for a in shown["adapters"]] == ["framework"]
     assert shown["adapters"][0]["capabilities"] == combined([HOOK, RUN])
-    assert {check["name"] for check in shown["checks"]} == {"python", "mode", "gpus", "history", "adapters"}
+    assert {check["name"] for check in shown["checks"]} == {
+        "python",
+        "mode",
+        "gpus",
+        "history",
+        "adapters",
+        "server",
+    }
     assert "numpy" in shown["packages"]
     assert (code, shown["ok"]) == (0, True), shown
 
@@ -109,6 +118,53 @@ def test_a_failed_check_is_exit_code_1(
     out, err = capsys.readouterr()
     assert "no " in out
     assert err == ""
+
+
+def test_the_first_view_has_a_line_a_part_and_what_is_wrong_first(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of an adapter that is well one line has all checks, of one that is not the failed one; with --all the rest."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    install(monkeypatch, "WORKS")
+    assert app.run(["doctor"]) == 0
+    _, *lines, last = capsys.readouterr().out.splitlines()
+    found = {line.split()[1]: line.split()[0] for line in lines}
+    assert list(found) == ["python", "mode", "gpus", "history", "adapters", "server", "framework", "packages"]
+    assert (set(found.values()), "--all" in last) == ({"ok"}, True)
+    install(monkeypatch, "FAILS")
+    assert app.run(["doctor"]) == 1
+    _, first, *lines, last = capsys.readouterr().out.splitlines()
+    assert first.split() == ["no", "framework:", "version", "1.0;", "needs", "2.0"]
+    assert not any("framework: can" in line for line in lines)
+    assert app.run(["doctor", "--all"]) == 1
+    assert "framework: can order" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("", "none listens on this host, and EGS_URL names none"),
+        ("unix:///nowhere/egs.sock", "unix:///nowhere/egs.sock: no answer from an EGS server ([Errno 2] No such file"),
+        ("http://127.0.0.1:1", "is the server up (`egs serve`), and is EGS_URL right?"),
+        ("somewhere", "EGS_URL: 'somewhere' is not the address of a server"),
+    ],
+)
+def test_a_server_that_is_named_has_to_answer(url: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without one nothing is wrong."""
+    monkeypatch.setenv("EGS_URL", url)
+    check = server_check()
+    assert (check.ok, told in check.detail) == (not url, True), check.detail
+
+
+def test_a_socket_that_a_killed_server_left_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("EGS_RUNTIME_DIR", str(tmp_path))
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(tmp_path / "egs.sock"))
+    check = server_check()
+    assert (check.ok, check.detail) == (
+        False,
+        f"unix://{tmp_path}/egs.sock was left by one that has ended: start `egs serve`",
+    )
 
 
 def test_an_adapter_that_is_not_installed_is_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from egs_core import __version__
+from egs_core.cli.server_check import server_check
 from egs_core.client import messages as c
 from egs_core.client.supervise import request_of
 from egs_core.server.access import user_name
@@ -294,6 +296,26 @@ def test_where_there_is_no_server_nothing_runs(site: RealSite, tmp_path: Path) -
     done = site.egs(*command, EGS_RUNTIME_DIR=str(tmp_path))
     assert (done.returncode, "was left by one that has ended: start `egs serve`" in done.stderr) == (2, True)
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.slow
+def test_doctor_says_whether_the_server_answers_and_knows_who_asks(
+    site: RealSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by its socket, named by its URL with this user's own token, and with a token that it does not know."""
+    for name in ("EGS_RUNTIME_DIR", "XDG_DATA_HOME"):
+        monkeypatch.setenv(name, site.environment[name])
+    version = f"EGS {__version__} answers, as here"
+    here = server_check()
+    told = f"unix://{site.ready['socket']}: {version}; it knows who asks by the socket; 2 GPUs, "
+    assert (here.ok, here.detail.startswith(told)) == (True, True), here.detail
+    monkeypatch.setenv("EGS_URL", site.ready["url"])
+    named = server_check()
+    told = f"{site.ready['url']}, which EGS_URL names: {version}; it knows the token in {site.ready['token']}; "
+    assert (named.ok, named.detail.startswith(told)) == (True, True), named.detail
+    monkeypatch.setenv("EGS_TOKEN", "unknown")
+    refused = server_check()
+    assert (refused.ok, "the token in EGS_TOKEN is not known there" in refused.detail) == (False, True)
 
 
 def test_a_killed_server_goes_on_where_it_was(tmp_path: Path) -> None:
