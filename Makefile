@@ -22,6 +22,7 @@ KFPS_RUN = tests/unit/kubeflow $(addprefix tests/conformance/kubeflow/test_kfp_,
 RUN = PATH="$(CURDIR)/.venv/bin:$$PATH" PYTHONDONTWRITEBYTECODE= RAY_USAGE_STATS_ENABLED=0
 
 help:
+	@echo 'make setup         make .venv, or bring it up to date; then: . .venv/bin/activate'
 	@echo 'make demo          run six pipelines on a local Ray, natively and with EGS; write build/demo/report.html, and show it'
 	@echo 'make test          run the quick tests, and a tour of what EGS does on each real framework'
 	@echo 'make coverage      run both, counting lines and branches: build/coverage/index.html'
