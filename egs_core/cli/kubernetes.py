@@ -243,10 +243,13 @@ def open_overdue(
     from egs_core.kubernetes import overdue
     from egs_core.kubernetes.cluster import Cluster
 
-    cluster = Cluster(kubeconfig, context)
-    failed = overdue.open_overdue(cluster, serve or (), parse_seconds(release_by, "--release-by"), _say)
-    if multikueue:
-        failed += overdue.nominate_overdue(cluster, _say)
+    check_namespaces("--serve", serve or ())
+    longest_s = parse_seconds(release_by, "--release-by")
+    with kubernetes_pods.asked_as("open-overdue"):
+        cluster = Cluster(kubeconfig, context)
+        failed = overdue.open_overdue(cluster, serve or (), longest_s, _say)
+        if multikueue:
+            failed += overdue.nominate_overdue(cluster, _say)
     return 1 if failed else 0
 
 

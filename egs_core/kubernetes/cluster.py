@@ -202,7 +202,7 @@ class Cluster:
         except Exception as error:  # the client's own, or of the connection
             self._hear(getattr(error, "headers", None), asked_at)
             status = int(getattr(error, "status", 0) or 0)
-            raise ApiError(status, _said(error)) from None
+            raise ApiError(status, _said(error, self.host)) from None
         self._hear(answer.headers, asked_at)
         return answer
 
@@ -217,8 +217,10 @@ def _lines(answer: Any) -> Iterator[bytes]:
         yield from (line for line in whole if line.strip())
 
 
-def _said(error: Exception) -> str:
+def _said(error: Exception, host: str) -> str:
     body = getattr(error, "body", None)
+    if isinstance(reason := getattr(error, "reason", None), Exception):  # of the connection: it names sockets before
+        return f"{host}: {str(reason).rpartition('): ')[2]}"[:500]
     try:
         return str(json.loads(body)["message"])[:500] if body else f"{type(error).__name__}: {error}"[:500]
     except (ValueError, KeyError, TypeError):

@@ -127,7 +127,7 @@ def _waited(pod: Pod, raw: Object) -> list[str]:
         found.append(f"{time_words(placed_at - pod.created - gated_s)} for {'its' if found else 'a'} node")
     elif pod.is_over and not pod.node:
         found.append("for a node, and got none")
-    return [f"it had waited {' and '.join(found)}"] if found else []
+    return [f"it waited {' and '.join(found)}"] if found else []
 
 
 def _condition(raw: Object, kind: str) -> tuple[bool, float]:

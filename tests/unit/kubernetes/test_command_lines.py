@@ -34,6 +34,7 @@ MANIFESTS = ("manifests", "--image", "egs:1")
         (("controller", "--kubeconfig", "{file}", "--lease-namespace", "A"), "--lease-namespace: 'A' can be no"),
         (("controller", "--kubeconfig", "{file}", "--priority-class", "a b"), "--priority-class: 'a b' can be no"),
         (("controller", "--kubeconfig", "{file}", "--webhook-host", ""), "--webhook-host: is empty ("),
+        (("open-overdue", "--kubeconfig", "{file}", "--serve", "a b"), "--serve: 'a b' can be no namespace ("),
         (("leave", "--kubeconfig", "{file}", "--namespace", ""), "--namespace: is empty ("),
         (("leave", "--kubeconfig", "{file}", "--serve", "a b"), "--serve: 'a b' can be no namespace ("),
     ],
