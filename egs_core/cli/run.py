@@ -274,7 +274,10 @@ def _numbers(address: Address, option: str, words: list[str]) -> list[str]:
         try:
             return [number_of(client, word) for word in words]
         except Refused as refusal:
-            raise EgsError(f"{option}: {refusal}") from None
+            told = str(refusal)
+            if option == "--in" and refusal.status == 404:  # as of a number
+                told = f"there is no GPU request {words[0]!r}: `egs request list` lists those that are open"
+            raise EgsError(f"{option}: {told}") from None
 
 
 def _show_check(view: c.RunView, as_json: bool) -> None:

@@ -154,10 +154,11 @@ def serve(
             _tell_of_none(others, emulated_gpus)
 
     def _line(ready: Ready) -> str:
-        kind = "emulated GPUs" if ready.emulated else "GPUs"
+        kind = "emulated GPU" if ready.emulated else "GPU"
         named = f" ({', '.join(ready.devices)})" if ready.devices else ""
         return (
-            f"{len(ready.devices)} {kind}{named} at {ready.url} and unix://{ready.socket}{_to_set(ready.socket)}; "
+            f"{counted(len(ready.devices), kind)}{named} at {ready.url} "
+            f"and unix://{ready.socket}{_to_set(ready.socket)}; "
             f"token of this user in {ready.token}; data in {ready.data}"
         )
 
@@ -270,10 +271,10 @@ def _join(urls: str, emulated: str, chosen: list[str], as_json: bool, socket: Pa
         from egs_core.server.joined import Ready, serve_host
 
     def told(ready: Ready) -> None:
-        kind = "emulated GPUs" if ready.emulated else "GPUs"
+        kind = "emulated GPU" if ready.emulated else "GPU"
         named = f" ({', '.join(ready.devices)})" if ready.devices else ""
         place = f"unix://{ready.socket}{_to_set(ready.socket)}"
-        joined = f"host {ready.host} has joined {ready.url} with {len(ready.devices)} {kind}{named}"
+        joined = f"host {ready.host} has joined {ready.url} with {counted(len(ready.devices), kind)}{named}"
         line = f"{joined}; users of it ask at {place}"
         print(json.dumps(msgspec.to_builtins(ready)) if as_json else line, flush=True)
         if not ready.devices:

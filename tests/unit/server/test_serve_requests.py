@@ -48,7 +48,7 @@ def test_commands_run_in_a_request_to_its_end(site: RealSite, tmp_path: Path) ->
     late = site.egs("run", "--in", made["id"], "--", "true")
     assert (late.returncode, late.stderr) == (2, f"error: request {made['id']} has ended\n")
     none = site.egs("run", "--in", "lap", "--", "true")
-    assert (none.returncode, none.stderr.startswith("error: --in: there is no run 'lap'")) == (2, True)
+    assert (none.returncode, none.stderr.startswith("error: --in: there is no GPU request 'lap'")) == (2, True)
 
 
 @pytest.mark.slow
