@@ -19,7 +19,7 @@ from egs_core.cli.site import NUMBER, number_of, the_site
 from egs_core.cli.starting import members, say, start_all_here, start_detached, start_here
 from egs_core.client import arguments
 from egs_core.client import messages as c
-from egs_core.client.absent_modules import absent_modules
+from egs_core.client.absent_modules import absent_words
 from egs_core.client.http import Refused, Unreachable, connected
 from egs_core.client.jobs import Job
 from egs_core.client.loading import modules_of
@@ -30,7 +30,7 @@ from egs_core.client.python_words import python_words
 from egs_core.client.ready import MOST_READY
 from egs_core.client.supervise import request_of
 from egs_core.client.waiting_words import why_words
-from egs_core.errors import EgsError, InputError, listed
+from egs_core.errors import EgsError, InputError
 from egs_core.notices import warn
 from egs_core.units import parse_bytes, parse_seconds
 
@@ -218,9 +218,8 @@ def run(
                 client.check(one)  # refused once, and now: not when it is needed
     if shutil.which(command[0]) is None:
         warn(f"there is no command {command[0]!r} here now: unless there is one by its turn, the run fails")
-    elif modules and not keep_ready and (absent := absent_modules(command, modules)):  # else the keeper tells
-        problem = f"--preload: {command[0]} finds no module {listed(absent)} here now"
-        warn(f"{problem}: unless there is one by its turn, nothing is loaded ahead")
+    elif modules and not keep_ready and (line := absent_words(command, modules)):  # else the run or its keeper tells
+        warn(line)
     if not detach:
         return start_here(address, job) if array is None else start_all_here(address, every)
     numbers = [start_detached(address, one) for one in every]

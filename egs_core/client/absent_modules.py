@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from egs_core.client.phases import CUDA_VISIBLE
 from egs_core.client.places import TOKEN, TOKEN_FILE
-from egs_core.client.python_words import python_words
+from egs_core.client.python_words import PLACE, python_words
+from egs_core.errors import listed
 
 ANSWER_S = 5.0
 PROGRAM = """
@@ -27,6 +28,13 @@ for name in sys.argv[2:]:
         print(name)
 """
 """It looks for packages, and imports none."""
+
+
+def absent_words(command: Sequence[str], modules: Sequence[str]) -> str:
+    """A line about them; "" for none."""
+    found = absent_modules(command, modules)
+    problem = f"{PLACE}: {command[0]} finds no module {listed(found)} here now"
+    return f"{problem}: unless there is one by its turn, nothing is loaded ahead" if found else ""
 
 
 def absent_modules(command: Sequence[str], modules: Sequence[str]) -> list[str]:

@@ -27,6 +27,7 @@ from typing import Any
 
 import msgspec
 
+from egs_core.client.absent_modules import absent_words
 from egs_core.client.hooked import END_LOOK_S, END_S, HOOK, Hook
 from egs_core.client.messages import Process
 from egs_core.client.places import TOKEN, TOKEN_FILE
@@ -123,7 +124,7 @@ class Ready:
         most: int,
         say: Callable[[str], None],
     ) -> None:
-        self._say, self._most = say, most
+        self._say, self._most, self._command, self._modules = say, most, command, modules
         self._own = surroundings()
         self._is_first = self._is_over = False
         self._path = Path()
@@ -162,6 +163,8 @@ class Ready:
                 return
             _start_keeper(self._path, first)
             self._is_first = True
+            if line := absent_words(self._command, self._modules):  # later runs are told by the keeper
+                self._say(line)
         except (OSError, UnicodeError) as error:
             self._give_up(f"nothing can stand ready: {error}")
 

@@ -307,6 +307,24 @@ def test_what_ends_while_it_is_loaded_is_not_loaded_again_at_once(runs: Runs) ->
 
 
 @pytest.mark.slow
+def test_a_mistyped_module_is_said_by_the_first_run_and_by_the_next(runs: Runs) -> None:
+    """Both start at once: the first looks for it, the next is told by the keeper."""
+    made(runs.folder, work="")
+
+    def told() -> str:
+        begun = runs.begin("--preload", "json,no_such_module", "--keep-ready", "1", *COMMAND)
+        assert begun.wait(PATIENCE_S) == 0
+        return error_of(begun)
+
+    assert told() == (
+        f"egs: --preload: {sys.executable} finds no module no_such_module here now: "
+        "unless there is one by its turn, nothing is loaded ahead\n"
+    )
+    why = "nothing stands ready for it: no_such_module: ModuleNotFoundError: No module named 'no_such_module'; "
+    wait_for(lambda: why in told(), "the keeper tells")
+
+
+@pytest.mark.slow
 def test_what_stands_for_one_release_is_not_anothers(runs: Runs) -> None:
     """`current` leads to another folder since: the run has that one's modules."""
     for name in ("old", "new"):
