@@ -4,6 +4,8 @@ container runs: the tests say what a kubelet would."""
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,9 +15,10 @@ import pytest
 from egs_core.kubernetes import names
 from egs_core.kubernetes.cluster import CONFIG_MAPS, PODS, ApiError, Kind
 from egs_core.kubernetes.controller import Controller
+from egs_core.kubernetes.leaving import leave
 from egs_core.kubernetes.objects import moment
 from egs_core.kubernetes.placeholding import PlaceholderSettings
-from tests.cluster.real import Site, applied, controlled, until
+from tests.cluster.real import FILE, LIMIT_S, Site, applied, controlled, until
 from tests.cluster.test_real_cluster import pytestmark
 
 __all__ = ["pytestmark"]
@@ -91,6 +94,38 @@ def test_the_second_run_goes_by_what_the_first_one_took(site: Site) -> None:
 def taught(found: Controller, site: Site) -> set[str]:
     """The tasks of which the controller has learned."""
     return set(found._learning._learned._took.get(f"{site.name}/w", ()))
+
+
+def test_a_controller_in_a_terminal_goes_when_egs_is_taken_out(site: Site) -> None:
+    """With an administrator's rights and something learned that it would write at its end: it ends by itself, with
+    exit code 0; no gate is closed, and the ConfigMap stays away. It has said three lines in all."""
+    command = [sys.executable, "-m", "egs_core.cli.app", "kubernetes", "controller", "--kubeconfig", FILE]
+    command += ["--serve", site.name, "--lease-namespace", site.of.namespace]
+    file = site.folder / "said"
+    with file.open("w") as said:
+        process = subprocess.Popen(command, stderr=said)
+    try:
+        until(lambda: f"namespaces {site.name}: leads" in file.read_text())
+        for name in ("short-1", "long-1"):
+            site.add(name, run="nightly-1", labels={"egs.io/task": name}, gpus=1)
+        first = placed(site)
+        ends(site, first, 60.0)
+        until(lambda: not any(one.is_gated for one in site.pods().values()))  # seen, so that it is learned
+        site.add("waits", run="nightly-1", gpus=1)
+        lines: list[str] = []
+        assert leave(site.admin, site.of, lines.append) == 0
+        assert process.wait(LIMIT_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert not any(one.is_gated for one in site.pods().values())
+    assert any(line.endswith(f"-{process.pid}: has ended") for line in lines)
+    with pytest.raises(ApiError, match="404"):
+        site.admin.get(CONFIG_MAPS, names.DURATIONS, site.of.namespace)
+    leads, gone, ended = file.read_text().splitlines()
+    assert leads.startswith(f"egs kubernetes: cluster {site.admin.host}, ")
+    assert "EGS was taken out of the cluster at " in gone
+    assert "has ended; gates that it has opened: 2" in ended
 
 
 def test_its_account_has_that_one_config_map(site: Site) -> None:
