@@ -120,7 +120,11 @@ def controller(
         ),
     ] = "",
 ) -> None:
-    """Open the gates of pods, and raise Workloads of Kueue that wait, in the engine's order. Ends on SIGINT or SIGTERM.
+    """Open the gates of pods, and raise Workloads of Kueue that wait, in the engine's order. Ends on SIGINT or SIGTERM,
+    and when EGS is taken out of the cluster (`egs kubernetes leave`).
+
+    Says in one line which cluster and namespaces it orders, and whether it leads or for whom it waits, and in one that
+    it has ended; else what an administrator should know alone.
 
     Changes in the cluster: the scheduling gate `egs.io/order` is taken off pods that have the label `egs.io/workload`
     (with the annotation `egs.io/opened`; the annotation `egs.io/waits` says of those that wait why); those with a limit

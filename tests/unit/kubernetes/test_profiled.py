@@ -184,7 +184,7 @@ def _settings(
     seen: list[Settings] = []
 
     class Ends(Controller):
-        def __init__(self, cluster: Cluster, settings: Settings, say: Callable[[str], None]) -> None:
+        def __init__(self, cluster: Cluster, settings: Settings, say: Callable[[str], None], **_: object) -> None:
             seen.append(settings)
             super().__init__(cluster, settings, say)
             self.stop()
