@@ -46,6 +46,12 @@ BROKEN = Broken(Check("never", True))
 NO_ADAPTER = object()
 
 
+@pytest.fixture(autouse=True)
+def _no_keeper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This user's other runs may have processes that stand ready: `test_serve_ready.py` shows those."""
+    monkeypatch.setattr(doctor, "shown", list)
+
+
 def install(monkeypatch: pytest.MonkeyPatch, name: str | None) -> None:
     """Make the object `name` of this file the only installed adapter; none for None."""
     found = [] if name is None else [EntryPoint("framework", f"{__name__}:{name}", adapters.GROUP)]
