@@ -1,7 +1,8 @@
 """The keeper of processes that stand ready between runs of `egs run --keep-ready`: `python -m egs_core.client.keeper
-SOCKET`, which such a run starts where there is none. It learns when runs of a line come, has as many processes stand as
-`egs_core.demand` says that are worth it, as long as the host's memory has room for them, hands them to runs, and ends
-when there is nothing to wait for. What stands ready ends with it.
+SOCKET`, which such a run starts where there is none. It learns when runs of a line come and how long they take, has as
+many processes stand as `egs_core.demand` says that are worth it, by what `stock` allows and as long as the host's
+memory has room for them, hands them to runs, and ends when there is nothing to wait for. What stands ready ends with
+it.
 
     keeper ─ fork ─► holder (`holder`) ─ spawn ─► the command's Python, which imports and waits
 """
@@ -17,6 +18,7 @@ import socket
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -26,11 +28,9 @@ from egs_core.client.places import has_listener
 from egs_core.client.ready import ANSWER_S, MOST_BYTES, PREFIX, SOCKET, Answer, Ask, Line, Shown, check_peer, connected
 from egs_core.client.signals import SignalQueue
 from egs_core.client.sockets import by_turns, leave_socket
-from egs_core.demand import LEAD_S, MOST_TIMES, how_many, last_s, next_s
+from egs_core.client.stock import Allowance, Learned
+from egs_core.demand import LEAD_S, how_many, last_s, next_s
 
-WORTH_S = 120.0
-"""So long a process stands ready, in the mean, for one run that finds it. Twice the default, which is for processes
-that load again each 30 s."""
 FIRST_LOAD_S = 5.0
 """What loading is taken to need before it was seen."""
 MOST_LINES = 12
@@ -38,8 +38,9 @@ UNFIT_S, CHANGED_S = 600.0, 5.0
 """So long nothing is loaded for a line for which something could not be; or where that has only changed meanwhile."""
 LOADING_S = 600.0
 """What has not loaded in so long never will."""
-IDLE_S = 3600.0
-"""So long after the last run a keeper ends for which nothing stands, and no window is to come."""
+IDLE_S, ALONE_S = 3600.0, 120.0
+"""So long after the last run a keeper ends for which nothing stands, and no window is to come; and one that may serve
+one run alone."""
 LOOK_S, SELDOM_S, AGAIN_S = 1.0, 60.0, 0.1
 SPARE = 0.1
 """Of the host's memory, or of the control group's: none is loaded where less would be left; where half of that is left
@@ -105,14 +106,24 @@ class Stands:
         return time.monotonic() - self.began_s > LOADING_S
 
 
-class Known:
-    """What is known of a line. why: the last one that was begun could not be loaded, or has ended by itself, which runs
-    are told until one has loaded; has_changed: as something had changed on the disk, which passes."""
+class Taken(NamedTuple):
+    """A process that is a run's, pid, since its turn. ended: readable once its holder has ended."""
+
+    known: Known
+    pid: int
+    since_s: float
+    ended: int
+
+
+class Known(Learned):
+    """What is known of a line. has_loaded: one of its processes has; why: the last one that was begun could not be
+    loaded, or has ended by itself, which runs are told until one has loaded; has_changed: as something had changed on
+    the disk, which passes."""
 
     def __init__(self, line: Line) -> None:
+        super().__init__(FIRST_LOAD_S)
         self.line, self.most = line, 0
-        self.came_s: list[float] = []
-        self.load_s = FIRST_LOAD_S
+        self.has_loaded = False
         self.stands: list[Stands] = []
         self.unfit_until_s, self.why, self.has_changed = 0.0, "", False
         self.size_bytes = FIRST_BYTES
@@ -127,7 +138,7 @@ class Known:
             one.look()
             if one.loaded_s is not None and was_loaded is None:
                 self.load_s, self.size_bytes = one.loaded_s, one.size_bytes() or self.size_bytes
-                self.why = ""
+                self.why, self.has_loaded = "", True
             if one.is_over:
                 one.close()
                 self.why, self.has_changed = one.why or "its process has ended", "has changed" in one.why
@@ -148,8 +159,11 @@ class Known:
         return room_bytes
 
     def taken(self) -> Stands | None:
-        """The one that has stood longest of those that have loaded."""
+        """The one that has stood longest. It may still load: a run that began to load itself would be later; but not
+        where none has loaded yet, as the keeper would not hear why it cannot."""
         found = next((one for one in self.stands if one.loaded_s is not None), None)
+        if found is None and self.has_loaded:
+            found = next((one for one in self.stands if one.hook is not None), None)
         if found is not None:
             self.stands.remove(found)
         return found
@@ -162,6 +176,8 @@ class Keeper:
         self._path, self._lines = path, dict[bytes, Known]()
         self._listener, self._made, self._asked_s = listener, path.stat(), time.monotonic()
         self._came, self._is_in_session = 0, is_session(_group())
+        self._allowance, self._looked_s = Allowance(), time.monotonic()
+        self._taken = dict[int, Taken]()  # by the number of its holder
 
     def run(self, ends: SignalQueue) -> None:
         """Until there is nothing to wait for, or one of these signals comes."""
@@ -170,6 +186,7 @@ class Keeper:
                 look_s, stands = self.look(), [one for known in self._lines.values() for one in known.stands]
                 heard = [one.control.fileno() for one in stands]
                 heard += [one.hook.fileno() for one in stands if one.hook is not None]
+                heard += [one.ended for one in self._taken.values()]
                 ready = select.select([self._listener.fileno(), ends.fileno(), *heard], [], [], look_s)[0]
                 if ends.fileno() in ready:
                     break
@@ -177,7 +194,8 @@ class Keeper:
                     to, _ = self._listener.accept()
                     with to:
                         self._answer(to)
-                _reap()
+                for holder in _reaped():
+                    self._has_ended(holder)
         finally:
             leave_socket(self._path, self._made)
             self._listener.close()
@@ -186,17 +204,20 @@ class Keeper:
 
     def first(self, ask: Ask) -> None:
         """Of the run that has started it."""
-        self._heard(ask)
+        known = self._heard(ask)
+        self._learn(ask, known, time.monotonic(), None)
 
     def look(self) -> float:
         """Have as many stand as should. After how long to look again."""
         now_s, room = time.monotonic(), room_bytes()
+        self._allowance.add((self._looked_s - now_s) * sum(known.standing for known in self._lines.values()))
+        self._looked_s = now_s
         for known in self._lines.values():
             known.look(now_s)
         left = room - sum(known.loading_bytes() for known in self._lines.values())
         for known in self._lines.values():
             is_fit = now_s >= known.unfit_until_s and room > -1 and not self._may_be_alone()
-            wanted = how_many(known, now_s, known.most, WORTH_S) if is_fit else 0
+            wanted = how_many(known, now_s, known.most, self._allowance.worth_s) if is_fit else 0
             left = known.have(wanted, left)
         if any(known.stands for known in self._lines.values()):
             return LOOK_S
@@ -210,7 +231,7 @@ class Keeper:
         except OSError:  # its folder is gone
             return False
         is_worth_it = any(known.stands or now_s < last_s(known) + LEAD_S for known in self._lines.values())
-        return is_worth_it or now_s < self._asked_s + (WORTH_S if self._may_be_alone() else IDLE_S)
+        return is_worth_it or now_s < self._asked_s + (ALONE_S if self._may_be_alone() else IDLE_S)
 
     def _may_be_alone(self) -> bool:
         """Whether the one run that has come may be the only one of its control group."""
@@ -227,9 +248,11 @@ class Keeper:
             known, now_s = self._heard(ask), time.monotonic()
             known.look(now_s)
             one = known.taken() if ask.wants else None
+            self._learn(ask, known, now_s, one)
             if one is None or one.hook is None:
                 is_told = not known.has_changed or now_s < known.unfit_until_s
-                to.send(msgspec.json.encode(Answer(os.getpid(), why=known.why if is_told else "")))
+                why = known.why if is_told else ""
+                to.send(msgspec.json.encode(Answer(os.getpid(), why=why, is_short=known.is_short)))
                 return
             handles = [one.control.fileno(), one.hook.fileno()]
             socket.send_fds(to, [msgspec.json.encode(Answer(os.getpid(), one.pid, one.holder))], handles)
@@ -237,16 +260,34 @@ class Keeper:
         except (OSError, msgspec.MsgspecError):
             pass
 
+    def _learn(self, ask: Ask, known: Known, now_s: float, one: Stands | None) -> None:
+        """Of a run that comes, or has its turn. one: that it takes."""
+        if ask.comes:
+            known.came(now_s)
+        if one is not None:
+            with contextlib.suppress(OSError):  # then it is not known how long it takes
+                self._taken[one.holder] = Taken(known, one.pid, now_s, os.pidfd_open(one.holder))
+        if ask.waited_s is not None:
+            is_cold = one is None and not ask.pid
+            known.begins(now_s - ask.came_ago_s, ask.waited_s, self._allowance, is_cold=is_cold)
+            for holder, taken in self._taken.items():
+                if taken.pid == ask.pid:  # before, it has only waited
+                    self._taken[holder] = taken._replace(since_s=now_s)
+
+    def _has_ended(self, holder: int) -> None:
+        taken = self._taken.pop(holder, None)
+        if taken is not None:
+            os.close(taken.ended)
+            taken.known.ended(time.monotonic() - taken.since_s)
+
     def _heard(self, ask: Ask) -> Known:
         assert ask.line is not None
-        self._asked_s = now_s = time.monotonic()
+        self._asked_s = time.monotonic()
         self._came += ask.waited_s is not None
         key = msgspec.json.encode(ask.line)
         known = self._lines.pop(key, None) or Known(ask.line)
         self._lines[key] = known  # the newest last
         known.most = ask.most
-        if ask.waited_s is not None and ask.waited_s < known.load_s:
-            known.came_s = [*known.came_s, now_s - ask.waited_s][-MOST_TIMES:]
         while len(self._lines) > MOST_LINES:
             self._lines.pop(next(iter(self._lines))).have(0, 0)
         return known
@@ -292,12 +333,13 @@ def is_session(group: str) -> bool:
     return any(part.startswith("session-") and part.endswith(".scope") for part in group.split("/"))
 
 
-def _reap() -> None:
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        pass
+def _reaped() -> list[int]:
+    """The numbers of children that have ended."""
+    found: list[int] = []
+    with contextlib.suppress(ChildProcessError):
+        while pid := os.waitpid(-1, os.WNOHANG)[0]:
+            found.append(pid)
+    return found
 
 
 def listening(path: Path) -> socket.socket | None:

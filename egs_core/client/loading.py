@@ -121,7 +121,7 @@ class Loading:
         waited_s = 0.0 if self._next_s is None else time.monotonic() - self._next_s
         if process is None:
             return ready.take(waited_s)
-        ready.came(waited_s)
+        ready.came(waited_s, process.pid)
         return process
 
     @property
@@ -153,15 +153,16 @@ class Loading:
         self._trial = self._process = None
 
     def _patience_s(self) -> float | None:
-        """After how long to look again; None where it is among the next."""
+        """After how long to look again; None where it is among the next, or, of short runs, those after them."""
         try:
             view = self._ask(self._run)
         except EgsError:
             return UNORDERED_LOOK_S
         if view.rounds is None or view.state != "waiting":
             return UNORDERED_LOOK_S
-        if view.rounds > 0:
-            return min(SLOWEST_LOOK_S, 2.0 * view.rounds)
+        later = view.rounds - (self._ready is not None and self._ready.is_short)
+        if later > 0:
+            return min(SLOWEST_LOOK_S, 2.0 * later)
         early_s = 0.0 if view.starts_in_s is None else view.starts_in_s - SOON_S
         return min(SLOWEST_LOOK_S, early_s) if early_s > 0 else None
 

@@ -51,7 +51,7 @@ ANSWER_S = 1.0
 """So long the keeper may take to answer; then it starts as without."""
 MOST_BYTES = 160_000
 """Of a message: Linux takes no longer ones on such a socket by default."""
-CODE = ("keeper.py", "holder.py", "ready.py", "hooked.py")
+CODE = ("keeper.py", "holder.py", "ready.py", "hooked.py", "stock.py")
 MORE_BYTES = 100
 """By so much a later question may be longer than the first."""
 MOST_PATH = 107
@@ -79,13 +79,17 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """line: None to be shown all. most: so many may stand ready for it. wants: one, now. waited_s: the run has its
-    turn, and has waited so long for it since it was among the next; None: it has not."""
+    """line: None to be shown all. most: so many may stand ready for it. comes: the run does, now. wants: one, now.
+    waited_s: the run has its turn, and has waited so long for it since it could begin to load; None: it has not. Then
+    came_ago_s: it has come so long ago; pid: of the process that it took before, 0 for none."""
 
     line: Line | None = None
     most: int = 0
+    comes: bool = False
     wants: bool = False
     waited_s: float | None = None
+    came_ago_s: float = 0.0
+    pid: int = 0
 
 
 class Shown(msgspec.Struct, frozen=True):
@@ -100,12 +104,13 @@ class Shown(msgspec.Struct, frozen=True):
 
 class Answer(msgspec.Struct, frozen=True):
     """keeper: its number; pid, holder: of the process that comes with it, 0 for none; why: none stands ready for the
-    line."""
+    line; is_short: its runs are too soon over for the next ones to load in one round."""
 
     keeper: int
     pid: int = 0
     holder: int = 0
     why: str = ""
+    is_short: bool = False
     standing: list[Shown] = []
 
 
@@ -127,6 +132,8 @@ class Ready:
         self._say, self._most, self._command, self._modules = say, most, command, modules
         self._own = surroundings()
         self._is_first = self._is_over = False
+        self.is_short = False  # see Answer
+        self._came_s = time.monotonic()
         self._path = Path()
         self._line: Line | None = None
         why = _why_not(environment)
@@ -159,7 +166,9 @@ class Ready:
             if len(os.fsencode(self._path)) > MOST_PATH:
                 self._give_up(f"the path of a socket has {MOST_PATH} bytes at most: {self._path}")
                 return
-            with contextlib.suppress(OSError), connected(self._path):
+            with contextlib.suppress(OSError):
+                connected(self._path).close()
+                self.is_short = self._asked(comes=True)[0].is_short
                 return
             _start_keeper(self._path, first)
             self._is_first = True
@@ -185,16 +194,19 @@ class Ready:
             return None
         return standing
 
-    def came(self, waited_s: float) -> None:
-        """The run has its turn, and takes none."""
-        self._asked(wants=False, waited_s=waited_s)
+    def came(self, waited_s: float, pid: int) -> None:
+        """The run has its turn, and takes none. pid: of the process that it has."""
+        self._asked(waited_s=waited_s, pid=pid)
 
-    def _asked(self, *, wants: bool, waited_s: float | None) -> tuple[Answer, list[int]]:
+    def _asked(
+        self, *, comes: bool = False, wants: bool = False, waited_s: float | None = None, pid: int = 0
+    ) -> tuple[Answer, list[int]]:
         if self._line is None or self._is_over or (self._is_first and not wants):
             return Answer(0), []
         try:
             with connected(self._path) as to:
-                to.send(msgspec.json.encode(Ask(self._line, self._most, wants, None if self._is_first else waited_s)))
+                told_s, ago_s = None if self._is_first else waited_s, time.monotonic() - self._came_s
+                to.send(msgspec.json.encode(Ask(self._line, self._most, comes, wants, told_s, ago_s, pid)))
                 message, handles, _, _ = socket.recv_fds(to, MOST_BYTES, 2)
             for handle in handles:
                 os.set_inheritable(handle, False)

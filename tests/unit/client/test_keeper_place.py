@@ -18,7 +18,8 @@ import pytest
 
 from egs_core.client import surroundings
 from egs_core.client.keeper import UNFIT_S, is_session, listening
-from egs_core.client.ready import Answer, Ask, Line, _close_words, connected
+from egs_core.client.processes import LEASE_VARIABLE, process
+from egs_core.client.ready import Answer, Ask, Line, Standing, _close_words, connected
 
 PATIENCE_S = 60.0
 NOTHING = Ask(Line(["python3"], ".", "/", [], {}, [], ["null 4096"] * 3), most=0, waited_s=0.0)
@@ -126,6 +127,49 @@ def test_runs_are_told_of_a_module_that_is_not_there(folder: Path, keepers: Keep
 
     wait_for(lambda: told() != "", "a run is told")
     assert told() == "no_such_module: ModuleNotFoundError: No module named 'no_such_module'"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(is_session(Path("/proc/self/cgroup").read_text()), reason="one run alone loads nothing there")
+def test_how_long_runs_take_is_learned_and_one_that_still_loads_is_handed_over(folder: Path, keepers: Keepers) -> None:
+    """A run takes what has loaded, and is over at once, so the next one is told to begin to load sooner. It takes what
+    began to load meanwhile, and goes on when that has loaded. Of a line of which none has loaded yet none is taken."""
+    path = folder / "ready-a.sock"
+    (folder / "slow.py").write_text("import time\ntime.sleep(1.0)")
+    os.utime(folder / "slow.py", (1e9, 1e9))
+    line = Line([sys.executable, "-c", ""], "", "/", ["slow"], {"PYTHONPATH": str(folder)}, [], ["null 4096"] * 3)
+    keepers.begin(path, Ask(line, most=1, waited_s=0.0))
+
+    def asked(ask: Ask) -> tuple[Answer, list[int]]:
+        with connected(path) as to:
+            to.send(msgspec.json.encode(ask))
+            message, handles, _, _ = socket.recv_fds(to, 1 << 16, 2)
+            return msgspec.json.decode(message, type=Answer), handles
+
+    def stands(*, has_loaded: bool) -> bool:
+        return any(one.pid and (one.loaded_s is not None) == has_loaded for one in asked(Ask())[0].standing)
+
+    def run() -> str:
+        """What is said of its end."""
+        answer, handles = asked(Ask(line, most=1, comes=True, wants=True, waited_s=0.0))
+        one = process(answer.pid)
+        assert one is not None
+        standing = Standing(one, answer.holder, handles, line, [])
+        standing.begin({LEASE_VARIABLE: "1", **line.environment}, None)
+        standing.control.settimeout(PATIENCE_S)
+        said = standing.control.recv(1 << 12).decode()
+        standing.end()
+        return said
+
+    wait_for(lambda: answering(path) != 0, "it answers")
+    wait_for(lambda: stands(has_loaded=False), "one loads")
+    assert asked(Ask(line, most=1, wants=True))[0].pid == 0
+    wait_for(lambda: stands(has_loaded=True), "one has loaded")
+    assert not asked(Ask(line, most=1))[0].is_short
+    assert run() == "ended 0"
+    wait_for(lambda: asked(Ask(line, most=1))[0].is_short, "how long it took is known")
+    wait_for(lambda: stands(has_loaded=False), "another one loads")
+    assert run() == "ended 0"
 
 
 def test_what_a_command_would_inherit_is_said_with_its_number(tmp_path: Path) -> None:

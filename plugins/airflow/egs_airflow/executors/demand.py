@@ -3,7 +3,7 @@ files processes should stand ready, how many, and when."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -37,6 +37,11 @@ class Seen(msgspec.Struct):
     came_s: list[float] = []
     load_s: float = FIRST_READ_S
     standing: int = 0
+
+    @property
+    def needs(self) -> Sequence[bool]:
+        """All do: no task has time to read its file before it begins."""
+        return ()
 
 
 class Shared:
