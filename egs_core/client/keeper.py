@@ -33,7 +33,8 @@ from egs_core.demand import LEAD_S, how_many, last_s, next_s
 
 FIRST_LOAD_S = 5.0
 """What loading is taken to need before it was seen."""
-MOST_LINES = 12
+MOST_LINES, MOST_TAKEN = 12, 64
+"""Lines of which is known when runs come, and runs at once of which the keeper sees how long they take."""
 UNFIT_S, CHANGED_S = 600.0, 5.0
 """So long nothing is loaded for a line for which something could not be; or where that has only changed meanwhile."""
 LOADING_S = 600.0
@@ -264,7 +265,7 @@ class Keeper:
         """Of a run that comes, or has its turn. one: that it takes."""
         if ask.comes:
             known.came(now_s)
-        if one is not None:
+        if one is not None and len(self._taken) < MOST_TAKEN:
             with contextlib.suppress(OSError):  # then it is not known how long it takes
                 self._taken[one.holder] = Taken(known, one.pid, now_s, os.pidfd_open(one.holder))
         if ask.waited_s is not None:
