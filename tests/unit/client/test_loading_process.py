@@ -14,14 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from egs_core.client.loading import Loading
+from egs_core.client.loading import NEVER_S, Loading
+from egs_core.client.ready import Ready
 from tests.unit.client.test_client import waiting
 
 PATIENCE_S = 240.0
 
 PARENT = """
 import os, signal, sys, time
-from egs_core.client.loading import Loading
+from egs_core.client.loading import NEVER_S, Loading
+from egs_core.client.ready import Ready
 from egs_core.client.messages import RunView
 from egs_core.client.processes import adopt_orphans
 adopt_orphans()
@@ -162,3 +164,22 @@ def test_what_has_asked_cuda_for_gpus_is_not_the_commands(
     else:
         assert told == []
     assert not (tmp_path / "has-run").exists()
+
+
+@pytest.mark.parametrize(("is_short", "rounds"), [(False, 0), (True, 1)])
+def test_of_short_runs_the_next_but_one_loads_too(is_short: bool, rounds: int) -> None:
+    """As the keeper has said of them; and none that is further from its turn."""
+    environment = dict(os.environ)
+    ready = Ready([sys.executable, "-c", ""], ["json"], environment, [], 1, lambda _: None)
+    ready.is_short = is_short
+    views = [waiting(rounds=rounds + 1), waiting(rounds=rounds)]
+    command = [sys.executable, "-c", ""]
+    loading = Loading(command, ["json"], environment, [], lambda _: views[-1], lambda _: None, ready)
+    try:
+        assert loading.step("2", "waiting") == NEVER_S
+        assert loading._trial is not None
+    finally:
+        loading.close()
+    further = Loading(command, ["json"], environment, [], lambda _: views[0], lambda _: None, ready)
+    assert further.step("2", "waiting") == pytest.approx(2.0, abs=0.1)
+    assert further._trial is None
