@@ -48,6 +48,7 @@ def hold(line: Line, control: socket.socket) -> NoReturn:
 
 def _hold(line: Line, control: socket.socket, ends: SignalQueue) -> None:
     os.chdir(line.folder)
+    os.environ["PATH"] = line.environment.get("PATH", os.defpath)  # where its program is looked for
     words = python_words(line.command)
     trial = Hooked.trial(
         words.interpreter, config_of((), line.first, line.folder, line.environment), line.environment, line.mask

@@ -26,10 +26,11 @@ DEFAULTS = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
 class Hook:
-    """One's end of the socket. Sends raise OSError, also where it would have to be waited for."""
+    """One's end of the socket. Sends raise OSError, also where it would have to be waited for. is_gone: its process, or
+    the program that has spoken there."""
 
     def __init__(self, ours: socket.socket) -> None:
-        self._ours, self._heard = ours, b""
+        self._ours, self._heard, self.is_gone = ours, b"", False
         ours.setblocking(False)
 
     def fileno(self) -> int:
@@ -52,6 +53,7 @@ class Hook:
             except OSError:
                 break
             if not piece:
+                self.is_gone = True
                 break
             self._heard += piece
         return self._heard.decode(errors="replace").splitlines()

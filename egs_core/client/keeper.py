@@ -89,6 +89,7 @@ class Stands:
             loaded = next((line for line in self.hook.said() if line.startswith("loaded ")), "")
             self.loaded_s = float(loaded.split()[1]) if loaded else None
             self.why = self.why or self.hook.why_not()
+            self.is_over = self.is_over or self.hook.is_gone
         self.is_over = self.is_over or bool(self.why) or (self.loaded_s is None and self._has_taken_too_long())
 
     def close(self) -> None:

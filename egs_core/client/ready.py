@@ -31,12 +31,15 @@ from egs_core.client.absent_modules import absent_words
 from egs_core.client.hooked import END_LOOK_S, END_S, HOOK, Hook
 from egs_core.client.messages import Process
 from egs_core.client.places import TOKEN, TOKEN_FILE
-from egs_core.client.processes import LEASE_VARIABLE, is_alive, process
+from egs_core.client.processes import LEASE_VARIABLE, descendants, is_alive, process
 from egs_core.client.python_words import python_words
 from egs_core.client.surroundings import (
     FOLDER,
     fixed,
     handed_down,
+    has_kept_streams,
+    ignored,
+    is_executed,
     is_in_foreground,
     streams,
     surroundings,
@@ -188,11 +191,27 @@ class Ready:
                 os.close(handle)
             return None
         standing = Standing(one, answer.holder, handles, self._line, self._arguments)
-        if differs := [name for name, value in surroundings(one.pid).items() if value != self._own[name]]:
+        if why := self._differs(standing):
             standing.end()
-            self._give_up(f"{', '.join(differs)} of what stands ready is another")
+            self._give_up(why)
             return None
         return standing
+
+    def _differs(self, standing: Standing) -> str:
+        """Why its process is not as without; "" where it is."""
+        assert self._line is not None
+        pid, holder = standing.pid, standing.holder
+        differs = [name for name, value in surroundings(pid).items() if value != self._own[name]]
+        if ignored(holder) != ignored():
+            differs.append("ignored signals")
+        if differs:
+            return f"{', '.join(differs)} of what stands ready is another"
+        program = self._line.command[0]
+        if not is_executed(pid, program, self._line.environment.get("PATH", os.defpath)):
+            return f"{program} is another program than what stands ready, or has executed that"
+        if has_kept_streams(pid, [below.pid for below in descendants(holder) if below.pid != pid]):
+            return "what is imported has kept standard streams, or has started what has them"
+        return ""
 
     def came(self, waited_s: float, pid: int) -> None:
         """The run has its turn, and takes none. pid: of the process that it has."""
@@ -295,6 +314,8 @@ def shown() -> list[Answer]:
 
 
 def _why_not(environment: Mapping[str, str]) -> str:
+    if os.getpid() == 1:
+        return "this is the first process of its container, and would wait for what stands ready"
     if LEASE_VARIABLE in environment:
         return "this runs under another run's lease"
     if is_in_foreground():
@@ -321,8 +342,7 @@ def _name(own: Mapping[str, str]) -> str:
     code: list[Any] = [sys.executable, str(here), *[(here / one).stat().st_mtime_ns for one in CODE]]
     code += [(HOOK / "sitecustomize.py").stat().st_mtime_ns, Path(BOOT).read_text()]
     same = sorted((name, value) for name, value in own.items() if name != FOLDER)
-    ignored = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("SigIgn")]
-    return hashlib.sha256(repr([code, same, ignored]).encode(errors="replace")).hexdigest()[:16]
+    return hashlib.sha256(repr([code, same, ignored()]).encode(errors="replace")).hexdigest()[:16]
 
 
 def _start_keeper(path: Path, first: bytes) -> None:

@@ -4,9 +4,12 @@ They are compared, not set: what is not known here is not made equal either."""
 
 from __future__ import annotations
 
+import ctypes
 import os
+import platform
+import shutil
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 FIELDS = (
     "Uid",
@@ -21,6 +24,8 @@ FIELDS = (
     "NoNewPrivs",
     "Seccomp",
     "Seccomp_filters",
+    "Speculation_Store_Bypass",
+    "SpeculationIndirectBranch",
     "Cpus_allowed",
     "Mems_allowed",
     "THP_enabled",
@@ -29,6 +34,13 @@ FIELDS = (
 FILES = ("limits", "cgroup", "oom_score_adj", "coredump_filter", "loginuid", "attr/current")
 OWN_FILES = ("personality", "timerslack_ns")
 """Which cannot be read of every process of the same user."""
+IGNORED = "SigIgn"
+"""Of `/proc/PID/status`, but of a process that has imported nothing: an import may ignore a signal."""
+C_LIBRARY = 0b11 << 31
+"""Signals 32 and 33, as bits of it."""
+CALLS = {"x86_64": (252, 250), "aarch64": (31, 219)}
+"""Of Linux, for which there is no function: `ioprio_get` and `keyctl`, by the processor's kind."""
+ONE_PROCESS, GET_KEYRING, SESSION_KEYRING = 1, 0, -3
 NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "pid_for_children", "time", "time_for_children", "user", "uts")
 NICE, REALTIME, POLICY = 16, 37, 38  # in `stat`, from the state on
 FOLDER = "cwd"
@@ -62,7 +74,40 @@ def surroundings(pid: int | None = None) -> dict[str, str]:
     fields = _stat(place)
     found["schedule"] = " ".join(fields[at] for at in (NICE, REALTIME, POLICY)) if fields else ""
     found["memory"] = " ".join(_text(f"{place}/numa_maps", 256).split()[1:2])
+    found["priority of disks"] = _called(0, ONE_PROCESS, pid or 0)
+    if pid is None:
+        found["keyring"] = _called(1, GET_KEYRING, SESSION_KEYRING, 0)
     return found
+
+
+def ignored(pid: int | None = None) -> str:
+    """Which signals a process ignores: of two of the C library's own it goes by how the process was begun."""
+    lines = _text(f"/proc/{'self' if pid is None else pid}/status").splitlines()
+    found = next((line.split()[1] for line in lines if line.startswith(IGNORED)), "")
+    return f"{int(found, 16) & ~C_LIBRARY:x}" if found else ""
+
+
+def is_executed(pid: int, program: str, path: str) -> bool:
+    """Whether a process executes the file that this word names, found by this PATH: not what that has executed."""
+    found = shutil.which(program, path=path)
+    return found is not None and _file(found) == _file(f"/proc/{pid}/exe") != ""
+
+
+def has_kept_streams(pid: int, others: Iterable[int]) -> bool:
+    """Whether a process has its standard streams by other numbers, too, or other processes have them: what is there
+    then stays where it is when the streams are others. Not `/dev/null`."""
+    kept = {_file(f"/proc/{pid}/fd/{number}") for number in range(3)} - {_file(os.devnull), ""}
+    for one in (pid, *others):
+        place = f"/proc/{one}/fd"
+        try:
+            numbers = os.listdir(place)
+        except OSError:  # it cannot be known, or it has ended
+            if os.path.isdir(f"/proc/{one}"):
+                return True
+            continue
+        if any(_file(f"{place}/{number}") in kept for number in numbers if one != pid or int(number) > 2):
+            return True
+    return False
 
 
 def fixed(environment: Mapping[str, str]) -> dict[str, str]:
@@ -142,6 +187,15 @@ def _text(path: str, most: int = 1 << 16) -> str:
         return ""
     finally:
         os.close(handle)
+
+
+def _called(which: int, *words: int) -> str:
+    """What this call of Linux says; "" where it is not known, or not allowed."""
+    numbers = CALLS.get(platform.machine())
+    if numbers is None:
+        return ""
+    said = ctypes.CDLL(None).syscall(ctypes.c_long(numbers[which]), *map(ctypes.c_long, words))
+    return str(said) if said >= 0 else ""
 
 
 def _link(path: str) -> str:

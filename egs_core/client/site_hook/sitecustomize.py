@@ -20,9 +20,14 @@ import time
 
 FAILED, INTERRUPTED = 120, 130
 SIGKILL = 9  # without the module `signal`
+EXECS = ("execv", "execve")  # by which `os` has all others
 CLOCK_NS = 20000000  # by so much a file's time of change may be earlier than the change
 MOST_BYTES = 1 << 20  # of a message
 PACKAGES = ("site-packages", "dist-packages")
+CACHE = "__pycache__"
+CUSTOM = ("sitecustomize.", "usercustomize.")
+MODULE_ENDS = (".py", ".pyc", ".so")  # of files; a folder of modules has no dot
+TIME_ZONE = "/etc/localtime"  # which Python reads once
 NVIDIA = "/dev/nvidia"
 DRIVER = b"/libcuda.so"  # CUDA's runtime loads it with its first call
 MARK = b"EGS_LEASE="
@@ -48,6 +53,7 @@ def _main() -> "Exception | None":
         if not names:
             os._exit(0)  # that was all that it was started for
         error = _own_sitecustomize()
+        _usercustomize()
         _load(handle, os.fsdecode(names).split(","), os.fsdecode(first), int(room[0]) if room else 0)
         return error
     except BaseException as reason:
@@ -102,17 +108,27 @@ def _hide(own_path: bytes) -> None:
 
 
 def _own_sitecustomize() -> "Exception | None":
-    """Run the one that Python would have found. The error that it ends with."""
+    """Run the one that Python would have found. The error that it ends with: also that there is none, of which Python
+    says nothing, and takes this file from its modules."""
     this = sys.modules.pop("sitecustomize")
     try:
         __import__("sitecustomize")
-    except ImportError as error:
-        return None if error.name == "sitecustomize" else error
     except Exception as error:
         return error
     finally:
         sys.modules.setdefault("sitecustomize", this)  # the import that runs this file looks for it there
     return None
+
+
+def _usercustomize() -> None:
+    """Python would run it next, before anything is imported."""
+    if not sys.modules["site"].ENABLE_USER_SITE:
+        return
+    try:
+        __import__("usercustomize")
+    except ImportError as error:
+        if error.name != "usercustomize":
+            raise
 
 
 def _load(handle: int, names: "list[str]", first: str, room: int) -> None:
@@ -126,19 +142,18 @@ def _load(handle: int, names: "list[str]", first: str, room: int) -> None:
     is_put = not getattr(sys.flags, "safe_path", False)
     if is_put:
         sys.path.insert(0, first)
-    for name in names:
-        try:
-            __import__(name)
-        except Exception as error:
-            raise _Unfit(f"{name}: {type(error).__name__}: {error}") from None
+    _import(handle, names)
     if is_put:
+        _check_order(first)
         sys.path.remove(first)
     _check_cuda()
-    stamps: dict[str, tuple[int, int] | None] = dict(_stamps(set() if room else known))
+    stamps: dict[str, tuple[int, ...] | None] = dict(_stamps(set() if room else known))
+    places: dict[str, list[str]] = {}
     if room:
-        stamps.update((name, _stamp(name)) for name in _installed())
-        archives = [first, *sys.path] if is_put else sys.path
-        stamps.update((name, _stamp(name)) for name in archives if os.path.isfile(name))
+        stamps.update((name, _stamp(name)) for name in (*_installed(), *_libraries()))
+        found = [first, *sys.path] if is_put else sys.path
+        stamps.update((name, _stamp(name)) for name in found if os.path.isfile(name))
+        places.update((name, _namesakes(name)) for name in found if os.path.basename(name) not in PACKAGES)
     changed = [name for name, stamp in stamps.items() if stamp is not None and stamp[0] >= since_ns]
     if changed:
         raise _Unfit(f"{changed[0]} has changed while it was loaded")
@@ -155,6 +170,7 @@ def _load(handle: int, names: "list[str]", first: str, room: int) -> None:
     else:
         group, mark, *variables = _heard(handle).split(b"\0")
     changed = [name for name, stamp in stamps.items() if _stamp(name) != stamp]
+    changed += [name for name, namesakes in places.items() if _namesakes(name) != namesakes]
     if changed:
         raise _Unfit(f"{changed[0]} has changed since it was loaded")
     if group:
@@ -170,6 +186,41 @@ def _load(handle: int, names: "list[str]", first: str, room: int) -> None:
         sys.argv += words
         getattr(sys, "orig_argv", []).extend(words)
         _take(streams)
+
+
+def _import(handle: int, names: "list[str]") -> None:
+    """A module that would have another program in this process ends it: as a rule that is this one anew, and its
+    command would run before its turn."""
+    own, is_over = os.getpid(), False
+
+    def instead(real: "object") -> "object":
+        def called(*words: "object") -> None:
+            if os.getpid() == own and not is_over:
+                _end(handle, _Unfit("what is imported has another program in its process"))
+            real(*words)  # type: ignore[operator]
+
+        return called
+
+    kept = [(module, name, getattr(module, name)) for module in (os, sys.modules["posix"]) for name in EXECS]
+    for module, name, real in kept:
+        setattr(module, name, instead(real))
+    for name in names:
+        try:
+            __import__(name)
+        except Exception as error:
+            raise _Unfit(f"{name}: {type(error).__name__}: {error}") from None
+    is_over = True
+    for module, name, real in kept:
+        setattr(module, name, real)
+
+
+def _check_order(first: str) -> None:
+    """Python puts the program's own folder in front of what imports have put there. first: that folder."""
+    ahead = sys.path[: sys.path.index(first)]
+    own = {name.partition(".")[0] for name in _modules_in(first)}
+    shared = [name for folder in ahead for name in _modules_in(folder) if name.partition(".")[0] in own]
+    if shared or not all(map(os.path.isdir, ahead)) or (ahead and os.path.isfile(first)):
+        raise _Unfit(f"what is imported puts {ahead[0]} before the program's own folder")
 
 
 def _heard_with(handle: int, handles: "list[int]") -> bytes:
@@ -211,6 +262,11 @@ def _take(streams: "list[int]") -> None:
                 written = written[os.write(number, written) :]
         except OSError:
             pass  # nobody reads it
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        try:  # noqa: SIM105 -- without the module `contextlib`
+            stream.buffer.tell()  # it knows where it was in what stood for it
+        except Exception:
+            pass  # a pipe, or what an import has put there instead
 
 
 def _written(number: int) -> bytes:
@@ -230,8 +286,13 @@ def _written(number: int) -> bytes:
 
 
 def _installed() -> "list[str]":
-    """What a Python that starts later may find otherwise: itself, its environment, what is installed there."""
-    found = [sys.executable, os.path.realpath(sys.executable), os.path.join(sys.prefix, "pyvenv.cfg")]
+    """What a Python that starts later may find otherwise: itself, its environment, what is installed there, also where
+    nothing was installed yet."""
+    found = [sys.executable, os.path.realpath(sys.executable), os.path.join(sys.prefix, "pyvenv.cfg"), TIME_ZONE]
+    site = sys.modules["site"]
+    found += getattr(site, "getsitepackages", list)()  # not in some old virtual environments
+    if site.ENABLE_USER_SITE:
+        found.append(site.USER_SITE)
     for folder in sys.path:
         if os.path.basename(folder) in PACKAGES and os.path.isdir(folder):
             found.append(folder)
@@ -239,20 +300,43 @@ def _installed() -> "list[str]":
     return found
 
 
-def _stamps(known: "set[str]") -> "dict[str, tuple[int, int]]":
-    """Of the files of all modules but those known: time of change and size of each that is there."""
+def _libraries() -> "set[str]":
+    """All that are in this process."""
+    with open("/proc/self/maps", "rb") as file:
+        found = {line.split(None, 5)[-1].rstrip() for line in file if b".so" in line}
+    return {os.fsdecode(name) for name in found if name.startswith(b"/")}
+
+
+def _namesakes(place: str) -> "list[str]":
+    """What is in a folder where modules are looked for, and is called as one of those that are loaded, or that Python
+    looks for at its start."""
+    return [name for name in _modules_in(place) if name.partition(".")[0] in sys.modules or name.startswith(CUSTOM)]
+
+
+def _modules_in(place: str) -> "list[str]":
+    """Files and folders by their names; none where it is no folder."""
+    try:
+        found = sorted(os.listdir(place or "."))
+    except OSError:
+        return []
+    return [name for name in found if name.endswith(MODULE_ENDS) or ("." not in name and name != CACHE)]
+
+
+def _stamps(known: "set[str]") -> "dict[str, tuple[int, ...]]":
+    """Of the files of all modules but those known: see `_stamp`, of each that is there."""
     modules = [module for name, module in list(sys.modules.items()) if name not in known]
     files = [getattr(module, "__dict__", {}).get("__file__") for module in modules]
     found = {name: _stamp(name) for name in files if isinstance(name, str)}
     return {name: stamp for name, stamp in found.items() if stamp is not None}
 
 
-def _stamp(name: str) -> "tuple[int, int] | None":
+def _stamp(name: str) -> "tuple[int, ...] | None":
+    """When it has changed, its size, and which file it is: what is put in its place may have its time and size."""
     try:
         found = os.stat(name)
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size
+    return found.st_mtime_ns, found.st_size, found.st_dev, found.st_ino
 
 
 def _check_cuda() -> None:

@@ -35,6 +35,8 @@ MODULES = ("egs_core.cli.serve", "egs_core.cli.run", "egs_core.cli.request", "uv
 MOST = 1 << 18
 """Bytes of a message: a command's words and its environment."""
 NUMBER = struct.Struct("i")
+FIRST = "FORKED_FIRST"
+"""A variable: what a process does first, in Python, as its caller would have set it: limits, signals. It has it not."""
 
 
 class Forked(subprocess.Popen[str]):
@@ -157,6 +159,7 @@ def _become(message: bytes, streams: list[int]) -> list[str]:
     time.tzset()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.path[0] = folder
+    exec(os.environ.pop(FIRST, ""), {"os": os, "signal": signal})
     return cast("list[str]", words)
 
 

@@ -89,6 +89,7 @@ class Runs:
         return begun
 
     def close(self) -> None:
+        (self.folder / "end").touch()
         for one in self._begun:
             one.kill()
             one.wait(PATIENCE_S)
@@ -339,3 +340,26 @@ def test_what_stands_for_one_release_is_not_anothers(runs: Runs) -> None:
     second, told, _ = runs.line(*OPTIONS, *command)
     assert (told["pid"] != ready.pid, Path(told["path"][0]).name) == (True, "new")
     assert runs.end(first, second) == [5, 5]
+
+
+@pytest.mark.slow
+def test_a_retry_begins_as_without_and_what_is_idle_ends(runs: Runs) -> None:
+    """Both of a command whose first start is in a process that stood ready; each start knows which one it is."""
+    work = "import os, sys, time\nprint(os.getpid(), os.environ.get('EGS_TRY'), flush=True)\n"
+    work += "if sys.argv[1:]: time.sleep(600)\nsys.exit(3 if os.environ.get('EGS_TRY') == '1' else 5)\n"
+    made(runs.folder, work=work)
+    assert runs.begin(*OPTIONS, *COMMAND).wait(PATIENCE_S) == 5
+    ready = stands()
+    tried = runs.begin(*OPTIONS, "--retries", "1", *COMMAND)
+    out, err = tried.communicate(timeout=PATIENCE_S)
+    (first, number), (second, next_number) = (line.split() for line in out.splitlines())
+    assert (int(first), number, next_number, tried.returncode) == (ready.pid, "1", "2", 5)
+    assert second != first
+    assert "exit code 3; it is started again, 1 of 1" in err
+    ready = stands()
+    idle = runs.begin(*OPTIONS, "--idle-timeout", "1s", *COMMAND, "sleeps")
+    assert idle.stdout is not None
+    assert idle.stdout.readline().split()[0] == str(ready.pid)
+    assert idle.wait(PATIENCE_S) == 128 + signal.SIGTERM
+    assert has_ended(ready.pid)
+    assert "idle for 1 s" in error_of(idle)
