@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import shutil
 import signal
@@ -214,11 +215,16 @@ APART: dict[str, dict[str, Any]] = {
     "nohup": {"first": "signal.signal(signal.SIGHUP, signal.SIG_IGN)"},
     "SIGALRM ignored": {"first": "signal.signal(signal.SIGALRM, signal.SIG_IGN)"},
     "signal blocked": {"first": "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})"},
+    "closed input": {"first": "os.close(0)"},
     "open file": {"first": "os.set_inheritable(os.open('/', os.O_RDONLY), True)"},
     "input at an offset": {"streams": at_an_offset},
     "one file for both outputs": {"streams": in_one_file},
 }
 """What differs between the run that has left the process, and the next."""
+if platform.machine() == "x86_64":
+    APART["priority of disks"] = {"first": "import ctypes\nassert ctypes.CDLL(None).syscall(251, 1, 0, 3 << 13) == 0"}
+if os.getuid() == 0:
+    APART["groups"] = {"first": "os.setgroups([*os.getgroups(), 12345])"}
 
 
 @pytest.mark.parametrize("more", APART.values(), ids=APART)
@@ -369,3 +375,12 @@ def test_a_python_by_its_name_is_that_of_the_runs_own_path(site: RealSite, tmp_p
         assert different(warm, cold) == {}
         found.append(warm.told["python"][0])
     assert found == [str(tmp_path / "base/python3"), str(tmp_path / "venv/python3"), BASE]
+
+
+def test_where_no_socket_can_be_made_it_is_said_and_the_run_is_as_without(site: RealSite, tmp_path: Path) -> None:
+    runs = Runs(site, tmp_path / "job")
+    (tmp_path / f"egs-ready-{os.getuid()}").touch()
+    there = {"XDG_RUNTIME_DIR": str(tmp_path)}
+    first, cold = runs.told(environment=there), runs.told(environment=there, keep=False)
+    assert "not this user's alone" in first.said
+    assert different(first, cold) == {}
