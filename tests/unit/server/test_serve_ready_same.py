@@ -22,6 +22,7 @@ from typing import IO, Any, NamedTuple
 import pytest
 
 from egs_core.client.ready import shown
+from egs_core.client.surroundings import surroundings
 from tests.unit.server.forked import FIRST, Forked, python_words
 from tests.unit.server.ready_probe import CODE, PROBE
 from tests.unit.server.real_site import PATIENCE_S, RealSite, wait_for
@@ -384,3 +385,11 @@ def test_where_no_socket_can_be_made_it_is_said_and_the_run_is_as_without(site: 
     first, cold = runs.told(environment=there), runs.told(environment=there, keep=False)
     assert "not this user's alone" in first.said
     assert different(first, cold) == {}
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or not surroundings()["keyring"], reason="keyrings are not known")
+def test_with_a_session_keyring_of_its_own_it_is_in_no_process_of_another_one(runs: Runs) -> None:
+    runs.base()
+    before = runs.standing()
+    joined = runs.told("import ctypes\nassert ctypes.CDLL(None).syscall(250, 1, 0) > 0")
+    assert (joined.pid in before, joined.said) == (False, "")
