@@ -18,8 +18,8 @@ The rate is that of the gaps between bursts that were seen: each as a window aro
 far, since the next one will not be the same. What nobody has seen counts as PRIOR of a gap of which is known only that
 it is as long again as it has lasted. Of several kinds the one with the most seconds to save.
 
-Pure. Executors of a workflow system have it for processes that have read a pipeline's file, `egs run --keep-ready` for
-those that have imported modules.
+Pure. Executors of a workflow system have it for processes that have read a pipeline's file, `egs run --keep-ready` and
+an adapter's keeper of worker processes for those that have imported modules.
 """
 
 from __future__ import annotations

@@ -99,6 +99,12 @@ class RayAdapter:
         runs = {name: _leave(measure_variant(name, request.progress), request.out_dir) for name in request.variants}
         return DemoOutcome(ideal_bound_s(), EMULATED_GPUS, runs)
 
+    def commands(self) -> Any:
+        """The commands behind `egs ray`."""
+        from egs_ray.cli import app
+
+        return app
+
     def control(self, request: ControlRequest) -> ControlOutcome:
         """Abort, pause, resume or preempt something that another process runs with EGS; see `control.commands`."""
         return _control().carry_out(request)  # type: ignore[no-any-return]  # the module is found by name

@@ -2,7 +2,7 @@
 
 The uses are in files of their own: `functions`, `submitting` (submit, auto_init, auto_start), `waiting` (ready,
 disconnect), `events` (task_events, actors), `actors` (actor_handles), `own_values`, `groups`, `worker.waits` (waits),
-`launch` (uv) and `autoscaler`.
+`launch` (uv), `ready.raylets` (prestart) and `autoscaler`.
 
 `available(feature)` is asked where a feature is used, never at import. Naming features in the environment variable
 EGS_RAY_WITHOUT (comma separated) makes their probes fail: for tests, and for users of a broken Ray build.
@@ -157,6 +157,16 @@ def _probe_waits() -> bool:
     return named and worker.profiling is profiling and callable(worker.Worker.deserialize_objects)
 
 
+def _probe_prestart() -> bool:
+    from ray._private.grpc_utils import init_grpc_channel
+    from ray.core.generated import node_manager_pb2, node_manager_pb2_grpc
+
+    asked, fields = node_manager_pb2.PrestartWorkersRequest, ("language", "runtime_env_info", "num_workers")
+    known = {*fields, "keep_alive_duration_secs"} <= set(asked.DESCRIPTOR.fields_by_name)
+    calls = (init_grpc_channel, ray._raylet.GcsClient, node_manager_pb2_grpc.NodeManagerServiceStub)
+    return known and all(callable(call) for call in calls)
+
+
 FEATURES = Features(
     WITHOUT,
     Feature(
@@ -259,6 +269,13 @@ FEATURES = Features(
         _probe_dag,
         "none: the conversion says so",
         "egs_ray.run cannot read graphs: use the hook",
+    ),
+    Feature(
+        "prestart",
+        "the raylet's RPCs PrestartWorkers and GetNodeStats, GcsClient",
+        _probe_prestart,
+        "none: Ray alone starts processes",
+        "`egs ray keep-ready` cannot have processes stand ready between drivers",
     ),
     Feature(
         "autoscaler",

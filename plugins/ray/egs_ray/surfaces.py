@@ -124,6 +124,14 @@ SURFACES = (
         {**_AT_SITE, **dict.fromkeys(("order", "split", "preload", "gang", "abort"), "yes")},
         hint_answers({}, _NEVER, _UNTRIED),
     ),
+    Surface(
+        "keep-ready",
+        "egs ray keep-ready 2, beside the cluster, for drivers with EGS and without",
+        {
+            **dict.fromkeys(_BY_HOOK, "no: it has Ray start processes, and changes nothing else"),
+            "preload": "yes: modules that Ray was started with, for the tasks of the next driver",
+        },
+    ),
 )
 
 

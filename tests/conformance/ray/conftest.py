@@ -20,7 +20,8 @@ ROOT = Path(__file__).resolve().parents[3]
 # Idle workers serve the next test: Ray would end all but one a CPU after a second, and starting one takes as long.
 KEPT_WORKERS = {"num_workers_soft_limit": 8, "idle_worker_killing_time_threshold_ms": 30_000}
 # By default Ray's workers are nice (15): whatever runs beside the tests would take the processor from them.
-OF_RAY = {**KEPT_WORKERS, "worker_niceness": 0}
+OF_RAY = {**KEPT_WORKERS, "worker_niceness": 0, "preload_python_modules": ["wave"]}
+"""`wave` is a module that Ray itself does not import: test_ray_keep_ready.py."""
 LIMIT_S = 240.0
 SERVES_S = 90.0
 DRIVER = """

@@ -31,6 +31,7 @@ def test_each_surface_says_what_is_true_of_it() -> None:
         "run": set(CAPABILITIES) - {"observe"},
         "site script": {"order", "abort"},
         "site run": {"order", "split", "preload", "gang", "abort"},
+        "keep-ready": {"preload"},
     }
 
 

@@ -1,0 +1,1 @@
+"""Worker processes that stand ready between drivers: Ray starts them, and the next driver's tasks take them."""
