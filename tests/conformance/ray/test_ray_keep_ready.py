@@ -56,11 +56,11 @@ def variables(address: str) -> dict[str, str]:
     return {**os.environ, "RAY_ADDRESS": address, "PYTHONPATH": _python_path(), "RAY_AUTH_MODE": "disabled"}
 
 
-def driver(address: str, env: str, lasts_s: float = 0.0, **more: str) -> str:
+def driver(address: str, env: str, lasts_s: float = 0.0, hook: dict[str, str] | None = None) -> str:
     """What its task says: wave was imported, it began without a job, MARK."""
     command = [sys.executable, "-W", "ignore", "-c", DRIVER, env, str(lasts_s)]
     done = subprocess.run(
-        command, env=variables(address) | more, capture_output=True, text=True, timeout=PATIENCE_S, check=True
+        command, env=variables(address) | (hook or {}), capture_output=True, text=True, timeout=PATIENCE_S, check=True
     )
     return done.stdout.strip()
 
@@ -79,7 +79,7 @@ def test_a_later_driver_finds_a_process_that_stands_ready(ray_address: str, tmp_
         assert driver(ray_address, env, 1.5) == "True False ready"
         wait_until(lambda: len(free(ray_address) - before) >= 2, "two processes stand ready")
         assert driver(ray_address, env) == "True True ready"
-        assert driver(ray_address, env, **hook) == "True True ready"
+        assert driver(ray_address, env, hook=hook) == "True True ready"
     assert said.read_text().splitlines()[-1].endswith(" stood ready")
 
 
