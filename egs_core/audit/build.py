@@ -17,7 +17,8 @@ from egs_core.runlog.timeline import build_timeline
 
 WITH_EGS = (
     "no forecast: EGS was on in this run, and a forecast says what it would change in one without: audit a run log of "
-    "EGS_MODE=observe, keep its forecast with --forecast-out, and hold this log against that with --compare"
+    "EGS_MODE=observe, or what ran without EGS, keep its forecast with --forecast-out, and hold this log against that "
+    "with --compare"
 )
 
 

@@ -66,16 +66,18 @@ def seen(run: Run, prices: Prices | None = None, team_of: TeamOf = str) -> Seen:
     ledger = Ledger(prices)
     for use in uses_of(run.header, run.records, team_of):
         ledger.add(use)
+    is_over = bool(workloads) and not any(t.state in OPEN for w in workloads for t in w.tasks.values())
     begin, end = shown.line.window
-    flow, edges = build_flow(shown.line, "gpu"), np.linspace(begin, max(end, begin + 1e-6), BINS + 1)
+    now_s = end if is_over else stand.now_s  # what nodes offered after a run's end is not of the run
+    flow, edges = build_flow(shown.line, "gpu"), np.linspace(begin, max(now_s, begin + 1e-6), BINS + 1)
     capacity = flow.capacity.averages(edges)
     header = run.header
     facts = [header.driver, header.mode and f"mode {header.mode}", "emulated GPUs" if header.emulated_gpus else ""]
     return Seen(
         title=shown.title,
         facts=" · ".join(filter(None, facts)),
-        is_over=bool(workloads) and not any(t.state in OPEN for w in workloads for t in w.tasks.values()),
-        now_s=stand.now_s,
+        is_over=is_over,
+        now_s=now_s,
         begin_s=begin,
         cards=[(card.name, card.value) for card in cards(None, shown)],
         chart=(capacity, flow.useful.averages(edges), flow.wasted.averages(edges)) if capacity.max() > 0 else None,

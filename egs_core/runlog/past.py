@@ -105,8 +105,8 @@ class Offer(msgspec.Struct, frozen=True):
 
 class Past(msgspec.Struct):
     """What a framework tells of its past. now_s: when it was asked; label: what was asked. tasks_lost: how many tasks
-    it no longer knows. notes: what a reader must know besides. flavors: of GPUs, by node, as far as it tells. The
-    others are as in `Header`."""
+    it no longer knows. notes: what a reader must know besides. flavors: of GPUs, by node, as far as it tells. by_egs:
+    EGS has ordered what ran. The others are as in `Header`."""
 
     framework: str
     now_s: float
@@ -120,6 +120,7 @@ class Past(msgspec.Struct):
     pinned: bool = False
     may_split: bool = True
     flavors: dict[str, str] = {}
+    by_egs: bool = False
 
     @property
     def begin_s(self) -> float:
@@ -137,8 +138,8 @@ class Past(msgspec.Struct):
         return Header(
             run_id=run_id,
             driver=self.framework,
-            policy="native",
-            mode="off",
+            policy="egs" if self.by_egs else "native",
+            mode="on" if self.by_egs else "off",
             started_at=self.begin_s,
             label=label,
             edges_known=self.edges_known,

@@ -120,6 +120,21 @@ def test_pages_of_a_run_that_goes_on() -> None:
     assert "do-a → do-c → do-d → do-f" in graph.text
 
 
+def test_a_run_that_is_over_ends_with_its_last_task() -> None:
+    """Also where its log tells of nodes after that, as an audit's does: status, chart and axis have one end."""
+    records = [
+        Capacity(0.0, "n", 4.0, 1),
+        TaskAdded(0.0, "w", "a", "do-a", (), ONE_GPU),
+        Ready(0.0, "w", "a"),
+        Started(0.0, "w", "a", node="n", devices=(0,), cpus=1.0, gpus=1.0),
+        Ended(25.0, "w", "a"),
+        Capacity(140.0, "n", 4.0, 1),
+    ]
+    page = run_page("", [seen(Run(Header(), records))], 0, "1")
+    assert "over after 25\N{NO-BREAK SPACE}s" in page
+    assert "140\N{NO-BREAK SPACE}s" not in page
+
+
 def test_what_waited_is_put_down_to_what_it_waited_for_longest() -> None:
     """As `egs why` has it: eight seconds of a quota, not the one second of a full node before its start; how a task
     ended is left as it is."""

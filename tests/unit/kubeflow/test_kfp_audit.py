@@ -16,6 +16,7 @@ from egs_core.adapter import HistoryReader
 from egs_core.audit.build import Audit
 from egs_core.audit.build import audit as build_audit
 from egs_core.audit.observed import AuditRequest, Observed, observed_of
+from egs_core.errors import InputError
 from egs_core.history import history_from_runlog
 from egs_core.runlog.intervals import Timeline
 from egs_core.runlog.records import Capacity, Ended, Started, TaskAdded
@@ -233,6 +234,27 @@ def test_other_pods_are_not_on_offer(tmp_path: Path) -> None:
     assert told(observed).capacity_gpu_s == 2 * 182.0 - 82.0
     assert (told(observed).jobs, told(observed).total.held_s) == (2, 156.0)
     assert any("1 pods outside of pipelines" in note for note in observed.notes)
+
+
+@pytest.mark.parametrize(("opened", "mode"), [(0, "off"), (4, "off"), (13, "on")])
+def test_what_a_controller_of_egs_has_opened_is_said(tmp_path: Path, opened: int, mode: str) -> None:
+    """So many of the pods that got a node; where it is most of them EGS was on, and there is no saving to come."""
+    export = two_runs()
+    for pod in export.pods[:opened]:
+        pod["metadata"]["annotations"]["egs.io/opened"] = f"{at(1)} order"
+    observed = seen(export.write(tmp_path / "export.json"))
+    said = [note for note in observed.notes if "EGS's controller" in note]
+    assert said == ([f"{opened} of 13 pods that got a node had been let go by EGS's controller"] if opened else [])
+    assert observed.header.mode == mode
+    assert (build_audit(observed, seeds=1).forecast is None) == (mode == "on")
+    assert any("in EGS's order" in note for note in observed.notes) == (mode == "off")
+
+
+def test_an_empty_file_says_why(tmp_path: Path) -> None:
+    """kubectl leaves one where the cluster has no Argo."""
+    (tmp_path / "cluster.json").write_text("")
+    with pytest.raises(InputError, match=r"is empty.*kubectl get pods,nodes"):
+        seen(tmp_path / "cluster.json")
 
 
 def test_nodes_that_are_gone_and_cordoned(tmp_path: Path) -> None:

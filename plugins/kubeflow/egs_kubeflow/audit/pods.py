@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from egs_core.flavor_names import flavor_of_labels
+from egs_core.kubernetes import names
+from egs_core.kubernetes.objects import seconds_of
 from egs_core.out_of_memory import HOST
 from egs_kubeflow.audit.amounts import amounts_of, held_by
 from egs_kubeflow.audit.seen import NodeSeen, PodSeen, Seen, name_of, task_of
@@ -69,6 +71,9 @@ def _pod_seen(pod: Pod, one: PodSeen) -> PodSeen:
         one.scheduled_s = seconds(bound.last_transition_time)
     one.scheduled_s = one.code_s if one.scheduled_s is None else one.scheduled_s
     one.gate = ", ".join(gate.name for gate in spec.scheduling_gates or [])
+    notes = pod.metadata.annotations or {}
+    one.opened_s = seconds_of(notes.get(names.OPENED, "").partition(" ")[0])
+    one.waits = notes.get(names.WAITS, "").partition(" ")[2]
     if (outcome := OUTCOMES.get(status.phase or "")) is not None:
         disrupted = conditions.get("DisruptionTarget")
         one.outcome = "preempted" if disrupted is not None and disrupted.status == "True" else outcome

@@ -18,6 +18,7 @@ from egs_kubeflow.audit.workflows import take_workflow
 
 MOST_BYTES = 1 << 30
 HOW = "kubectl get workflows,pods,nodes -A -o json > FILE"
+WITHOUT_ARGO = "without Argo's workflows: kubectl get pods,nodes -A -o json > FILE"
 
 
 def read_history(request: AuditRequest) -> Past:
@@ -44,7 +45,8 @@ def read_export(path: Path) -> Seen:
 
 def read_objects(file: Path) -> Iterator[Exported]:
     """The objects of one file. Raises InputError that names the place in it of what is wrong."""
-    data = _read(file)
+    if not (data := _read(file)).strip():
+        raise InputError(str(file), "is empty: kubectl writes nothing where a kind is not there", WITHOUT_ARGO)
     try:
         found = msgspec.json.decode(data, type=ObjectList | Exported)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

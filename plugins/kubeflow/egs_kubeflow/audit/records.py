@@ -12,7 +12,8 @@ from egs_kubeflow.audit.seen import NodeSeen, PodSeen, RunSeen, Seen
 
 KUEUE_GATE = "kueue.x-k8s.io/admission"
 INSIDE = "a task counts as using its GPUs while its container runs: a cluster does not tell what happens inside"
-CONTROLLER = "the forecast is of pods let go in EGS's order, which needs a controller in the cluster: EGS has none yet"
+CONTROLLER = "the forecast is of pods let go in EGS's order, as `egs kubernetes controller` does it in a cluster"
+OPENED = "pods that got a node had been let go by EGS's controller"
 ANYWHERE = "a pod is taken to fit every node with room: selectors, taints and kinds of GPU are not read"
 NO_NODES = "no node is in the export: what the cluster offered is not known, nor what was idle (kubectl get nodes)"
 GONE = "pods ran on nodes that are not in the export: what those offered is not known"
@@ -40,6 +41,7 @@ def past_of(seen: Seen, label: str = "") -> Past:
         notes=list(_notes(seen)),
         edges_known=bool(seen.runs) and all(run.parents is not None for run in seen.runs.values()),
         flavors={node.name: node.flavor for node in seen.nodes.values() if node.flavor},
+        by_egs=2 * len(_opened(seen)) > len(_placed(seen)),
         may_split=False,  # nothing of EGS in a cluster loads ahead or splits a component that is compiled
     )
 
@@ -117,8 +119,11 @@ def _offers(seen: Seen, node: NodeSeen) -> Iterator[Offer]:
 def _notes(seen: Seen) -> Iterator[str]:
     pods = list(seen.pods.values())
     yield INSIDE
+    if opened := len(_opened(seen)):
+        yield f"{opened} of {len(_placed(seen))} {OPENED}"
     if seen.nodes:
-        yield CONTROLLER
+        if 2 * opened <= len(_placed(seen)):
+            yield CONTROLLER
         yield ANYWHERE
         gone = {pod.node for pod in pods if pod.node} - seen.nodes.keys()
         yield from _counted((pod.node in gone for pod in pods), GONE)
@@ -131,6 +136,15 @@ def _notes(seen: Seen) -> Iterator[str]:
     yield from _counted((bool(pod.cpus or pod.gpus) and bool(pod.node) for pod in seen.others), OTHERS)
     yield from _counted((pod.has_claims for pod in pods), CLAIMS)
     yield from _counted((node.cordoned for node in seen.nodes.values()), CORDONED)
+
+
+def _placed(seen: Seen) -> list[PodSeen]:
+    return [pod for pod in seen.pods.values() if pod.scheduled_s is not None]
+
+
+def _opened(seen: Seen) -> list[PodSeen]:
+    """Of these, those whose gate was opened by EGS."""
+    return [pod for pod in _placed(seen) if pod.opened_s]
 
 
 def _counted(found: Iterable[bool], what: str) -> Iterator[str]:

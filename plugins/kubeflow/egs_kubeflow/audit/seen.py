@@ -16,7 +16,8 @@ class PodSeen:
     runs. start_known: False where only a Workflow tells of it, and not when it had its resources.
 
     outcome: "" while it goes on. gate: what a pod that is not scheduled yet is held back by. in_pod: a pod told.
-    reason: why it failed, where its memory was not enough.
+    reason: why it failed, where its memory was not enough. opened_s: when EGS's controller opened its gate, 0: it did
+    not; waits: what that has said of why it is closed still.
     """
 
     run: str
@@ -37,6 +38,8 @@ class PodSeen:
     in_pod: bool = False
     has_claims: bool = False
     reason: str = ""
+    opened_s: float = 0.0
+    waits: str = ""
 
 
 @dataclass
