@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from egs_core.client.phases import CUDA_VISIBLE
 from egs_core.client.places import TOKEN, TOKEN_FILE
 from egs_core.client.python_words import PLACE, python_words
-from egs_core.errors import listed
+from egs_core.errors import InputError, listed
 
 ANSWER_S = 5.0
 PROGRAM = """
@@ -40,11 +40,11 @@ def absent_words(command: Sequence[str], modules: Sequence[str]) -> str:
 def absent_modules(command: Sequence[str], modules: Sequence[str]) -> list[str]:
     """Those of which the package is not there, by the command's own Python, folder and environment; none where that
     cannot be told."""
-    words = python_words(command)
-    first = os.getcwd() if words.first in ("", ".") else words.first
     packages = list(dict.fromkeys(name.partition(".")[0] for name in modules))
     environment = {name: value for name, value in os.environ.items() if name not in (TOKEN, TOKEN_FILE)}
     try:
+        words = python_words(command)
+        first = os.getcwd() if words.first in ("", ".") else words.first
         done = subprocess.run(
             [*words.interpreter, "-c", PROGRAM, first, *packages],
             env=environment | {CUDA_VISIBLE: ""},
@@ -54,7 +54,7 @@ def absent_modules(command: Sequence[str], modules: Sequence[str]) -> list[str]:
             timeout=ANSWER_S,
             check=True,
         )
-    except (OSError, subprocess.SubprocessError):
+    except (InputError, OSError, subprocess.SubprocessError):
         return []
     told = done.stdout.decode(errors="replace").split()
     return [name for name in modules if name.partition(".")[0] in told]

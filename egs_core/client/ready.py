@@ -158,6 +158,12 @@ class Ready:
     def start(self) -> None:
         """Have a keeper. Where there is none, one is begun, and is told of this run. Only where this process has one
         thread, and before it takes care of orphans: the keeper is to be none of its own."""
+        self._have_keeper()
+        is_told = not self._is_first and not self._is_over  # by the keeper
+        if not is_told and (line := absent_words(self._command, self._modules)):
+            self._say(line)
+
+    def _have_keeper(self) -> None:
         if self._line is None:
             return
         try:
@@ -175,8 +181,6 @@ class Ready:
                 return
             _start_keeper(self._path, first)
             self._is_first = True
-            if line := absent_words(self._command, self._modules):  # later runs are told by the keeper
-                self._say(line)
         except (OSError, UnicodeError) as error:
             self._give_up(f"nothing can stand ready: {error}")
 

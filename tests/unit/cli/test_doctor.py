@@ -114,16 +114,26 @@ def test_json_is_one_object(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     assert (code, shown["ok"]) == (0, True), shown
 
 
-@pytest.mark.parametrize("name", ["FAILS", "BROKEN", "NO_ADAPTER", "ABSENT", None])
+@pytest.mark.parametrize("name", ["FAILS", "BROKEN", "NO_ADAPTER", "ABSENT"])
 def test_a_failed_check_is_exit_code_1(
-    name: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An adapter that fails, breaks, is none, cannot be found or is not there: a failed check, never a traceback."""
+    """An adapter that fails, breaks, is none or cannot be found: a failed check, never a traceback."""
     install(monkeypatch, name)
     assert app.run(["doctor"]) == 1
     out, err = capsys.readouterr()
     assert "no " in out
     assert err == ""
+
+
+def test_a_gpu_server_needs_no_framework(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without an adapter nothing is wrong: it is said, and the exit code is 0."""
+    install(monkeypatch, None)
+    code = app.run(["doctor", "--json"])
+    shown = diagnosis(capsys)
+    (found,) = [check for check in shown["checks"] if check["name"] == "adapters"]
+    assert (code, shown["ok"], found["ok"]) == (0, True, True), shown
+    assert found["detail"].startswith("none installed")
 
 
 def test_the_first_view_has_a_line_a_part_and_what_is_wrong_first(

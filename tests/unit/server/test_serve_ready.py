@@ -309,18 +309,26 @@ def test_what_ends_while_it_is_loaded_is_not_loaded_again_at_once(runs: Runs) ->
 
 @pytest.mark.slow
 def test_a_mistyped_module_is_said_by_the_first_run_and_by_the_next(runs: Runs) -> None:
-    """Both start at once: the first looks for it, the next is told by the keeper."""
+    """All start at once: one with an open file, for which nothing can stand ready, looks for it, so does the first that
+    can be served, and the next is told by the keeper."""
     made(runs.folder, work="")
 
-    def told() -> str:
-        begun = runs.begin("--preload", "json,no_such_module", "--keep-ready", "1", *COMMAND)
+    def told(*handles: int) -> str:
+        begun = runs.begin("--preload", "json,no_such_module", "--keep-ready", "1", *COMMAND, handles=handles)
         assert begun.wait(PATIENCE_S) == 0
         return error_of(begun)
 
-    assert told() == (
+    absent = (
         f"egs: --preload: {sys.executable} finds no module no_such_module here now: "
         "unless there is one by its turn, nothing is loaded ahead\n"
     )
+    reading, writing = os.pipe()
+    inherits = told(reading)
+    os.close(reading)
+    os.close(writing)
+    assert "its command would inherit file descriptor" in inherits
+    assert inherits.endswith(absent)
+    assert told() == absent
     why = "nothing stands ready for it: no_such_module: ModuleNotFoundError: No module named 'no_such_module'; "
     wait_for(lambda: why in told(), "the keeper tells")
 
