@@ -67,6 +67,32 @@ def parse_bytes(value: object, place: str = "size") -> int:
     return _checked_bytes(value, value, place)
 
 
+def shown_s(seconds: float) -> str:
+    """Seconds for people, without the unit: one decimal, and three digits that count where they are few.
+
+    >>> [shown_s(one) for one in (1234.56, 42.0, 1.0426, 0.042, 0.00001234, 0.0, 1e-16)]
+    ['1,234.6', '42.0', '1.04', '0.042', '0.0000123', '0.0', '0.0']
+    """
+    size = abs(seconds)
+    if not 1e-9 <= size < 10:
+        return f"{seconds if size >= 10 else 0.0:,.1f}"
+    text = f"{seconds:.{2 - math.floor(math.log10(size))}f}".rstrip("0")
+    return f"{text}0" if text.endswith(".") else text
+
+
+def format_bytes(size_bytes: int) -> str:
+    """A size for people, in the largest binary unit that keeps it above one.
+
+    >>> format_bytes(1536), format_bytes(20)
+    ('1.5 KiB', '20 B')
+    """
+    size, units = float(size_bytes), ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]
+    while size >= 1024 and len(units) > 1:
+        size /= 1024
+        units.pop(0)
+    return f"{size:.0f} B" if units[0] == "B" else f"{size:.1f} {units[0]}"
+
+
 def two_places(amount: float) -> str:
     """Money or hours with two places; what is less than half of the last one is not shown as nothing.
 

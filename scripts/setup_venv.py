@@ -48,7 +48,8 @@ def main() -> int:
 
 def _build(place: str, content: str) -> None:
     fresh = _stamp()[:1] != [place] or not _runs()
-    print(f"setting up .venv with Python {sys.version.split()[0]} …", file=sys.stderr, flush=True)
+    told = f"setting up .venv with Python {sys.version.split()[0]} …"
+    print(f"{told} this takes some minutes; what it does: {LOG}", file=sys.stderr, flush=True)
     STAMP.unlink(missing_ok=True)
     if fresh:
         shutil.rmtree(VENV, ignore_errors=True)

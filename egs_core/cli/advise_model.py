@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 import typer
 
-from egs_core.cli.graph import format_bytes
 from egs_core.cli.rows import print_rows
 from egs_core.engine.specs import FlavorSpec
 from egs_core.errors import InputError
 from egs_core.model_files.narrowing import FUSED, HALF_PRUNED, TWO_OF_FOUR, Narrowed, narrowed
 from egs_core.profiling.tiers import TIGHT
+from egs_core.units import format_bytes
 
 COLUMNS = ("tried", "weights", "needs at least", "output differs by", "request here", "cheapest GPU", "an hour")
 NO_MEMORY = "no memory of a GPU is known: --flavors FILE says it, as `{name: t4, memory: 16GiB, gpu_hour: 0.4}`"

@@ -17,8 +17,10 @@ from egs_core.graph.analysis import critical_path, depth_and_width, edges_bytes,
 from egs_core.graph.bounds import lower_bound
 from egs_core.graph.columns import GPU
 from egs_core.graph.load import TARGETS, LoadedWorkload, encode_workload, save_workload
+from egs_core.units import format_bytes, shown_s
 
 _SHOWN_TASKS = 6
+UNKNOWN = "unknown, as no duration is known"
 
 
 def graph(
@@ -61,8 +63,11 @@ def graph(
 
 
 def summarise(loaded: LoadedWorkload, slots: int | None = None) -> dict[str, Any]:
-    """Figures of a workload; unknown durations count as zero seconds and are counted themselves."""
+    """Figures of a workload; unknown durations count as zero seconds and are counted themselves. Where none is known,
+    neither is what follows from them: None."""
     graph = loaded.graph
+    unknown = sum(d is None for d in graph.phase_duration_s)
+    is_known = unknown < graph.n_phases
     order = topological_order(graph)
     seconds, path = critical_path(graph, order=order)
     levels = depth_and_width(graph, order)
@@ -76,36 +81,39 @@ def summarise(loaded: LoadedWorkload, slots: int | None = None) -> dict[str, Any
         "gpu_phases": len(gpu_phases),
         "depth": levels.depth,
         "width": levels.width,
-        "critical_path_s": seconds,
-        "critical_path": [graph.ids[task] for task in path],
-        "work_s": work_s(graph),
-        "gpu_work_s": sum(graph.phase_duration_s[phase] or 0.0 for phase in gpu_phases),
-        "unknown_durations": sum(d is None for d in graph.phase_duration_s),
+        "critical_path_s": seconds if is_known else None,
+        "critical_path": [graph.ids[task] for task in path] if is_known else None,
+        "work_s": work_s(graph) if is_known else None,
+        "gpu_work_s": sum(graph.phase_duration_s[phase] or 0.0 for phase in gpu_phases) if is_known else None,
+        "unknown_durations": unknown,
         "files": len(graph.file_ids),
         "files_bytes": sum(graph.file_sizes),
         "edges_bytes": edges_bytes(graph),
         "slots": slots,
-        "lower_bound_s": None if slots is None else lower_bound(graph, slots, order=order),
+        "lower_bound_s": None if slots is None or not is_known else lower_bound(graph, slots, order=order),
     }
 
 
 def _table(facts: dict[str, Any]) -> Table:
     table = Table(title=Text(facts["name"] or facts["id"]), show_header=False, title_justify="left")
-    path = facts["critical_path"]
     files, on_edges = format_bytes(facts["files_bytes"]), format_bytes(facts["edges_bytes"])
     rows = {
         "tasks": f"{facts['tasks']:,}",
         "edges": f"{facts['edges']:,}",
         "phases": f"{facts['phases']:,}, {facts['gpu_phases']:,} of them on a GPU",
         "levels": f"{facts['depth']:,}, the fullest with {counted(facts['width'], 'task')}",
-        "critical path": f"{facts['critical_path_s']:,.1f} s: {_shortened(path)}",
-        "work": f"{facts['work_s']:,.1f} s, {facts['gpu_work_s']:,.1f} s of it on a GPU",
+        "critical path": UNKNOWN,
+        "work": UNKNOWN,
         "files": f"{facts['files']:,}, {files}; {on_edges} on edges",
     }
+    if facts["work_s"] is not None:
+        rows["critical path"] = f"{shown_s(facts['critical_path_s'])} s: {_shortened(facts['critical_path'])}"
+        rows["work"] = f"{shown_s(facts['work_s'])} s, {shown_s(facts['gpu_work_s'])} s of it on a GPU"
     if facts["unknown_durations"]:
-        rows["unknown durations"] = f"{facts['unknown_durations']:,}, counted as 0 s"
+        how = "counted as 0 s" if facts["work_s"] is not None else "all of them (--history has those of runs before)"
+        rows["unknown durations"] = f"{facts['unknown_durations']:,}, {how}"
     if facts["lower_bound_s"] is not None:
-        rows[f"lower bound on {facts['slots']:,} slots"] = f"{facts['lower_bound_s']:,.1f} s"
+        rows[f"lower bound on {facts['slots']:,} slots"] = f"{shown_s(facts['lower_bound_s'])} s"
     for name, value in rows.items():
         table.add_row(name, Text(value))
     return table
@@ -116,16 +124,3 @@ def _shortened(ids: list[str]) -> str:
         return " → ".join(ids)
     half = _SHOWN_TASKS // 2
     return " → ".join([*ids[:half], f"… {len(ids) - 2 * half} more …", *ids[-half:]])
-
-
-def format_bytes(size_bytes: int) -> str:
-    """A size for people, in the largest binary unit that keeps it above one.
-
-    >>> format_bytes(1536), format_bytes(20)
-    ('1.5 KiB', '20 B')
-    """
-    size, units = float(size_bytes), ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]
-    while size >= 1024 and len(units) > 1:
-        size /= 1024
-        units.pop(0)
-    return f"{size:.0f} B" if units[0] == "B" else f"{size:.1f} {units[0]}"

@@ -21,6 +21,7 @@ from egs_core.graph.analysis import critical_path, slack, upward_rank
 from egs_core.graph.load import LoadedWorkload
 from egs_core.runlog import records as r
 from egs_core.sim import SimResult, simulate
+from egs_core.units import shown_s
 
 SHOWN = 40
 
@@ -100,12 +101,13 @@ def _show(summary: dict[str, Any], rows: list[dict[str, Any]], limit: int) -> No
     table = Table(title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for name in ("#", "task", "start s", "end s", "rank s", "slack s", "ahead by", "preload at s"):
         table.add_column(name, justify="left" if name in ("task", "ahead by") else "right")
-    table.title = Text(f"{summary['id']}: {summary['makespan_s']:,.1f} s, at best {summary['lower_bound_s']:,.1f} s")
+    takes, at_best = shown_s(summary["makespan_s"]), shown_s(summary["lower_bound_s"])
+    table.title = Text(f"{summary['id']}: {takes} s, at best {at_best} s")
     for row in rows[:limit]:
         style = "bold" if row["critical"] else ""
-        preload = "" if row["preload_s"] is None else f"{row['preload_s']:,.1f}"
-        times = (f"{row[key]:,.1f}" for key in ("start_s", "end_s", "rank_s"))
-        room = "critical" if row["critical"] else f"{row['slack_s']:,.1f}"
+        preload = "" if row["preload_s"] is None else shown_s(row["preload_s"])
+        times = (shown_s(row[key]) for key in ("start_s", "end_s", "rank_s"))
+        room = "critical" if row["critical"] else shown_s(row["slack_s"])
         table.add_row(str(row["order"]), Text(row["task"]), *times, room, row["decided_by"], preload, style=style)
     notes = [f"{len(rows) - limit} more tasks (--limit)"] if len(rows) > limit else []
     if summary["known_durations"]:

@@ -30,6 +30,7 @@ from egs_core.runlog.records import Ended, Header, Started
 from egs_core.sim import Durations, SimConfig, SimResult
 from egs_core.sim import simulate as run_simulation
 from egs_core.sim.simulator import Estimator
+from egs_core.units import shown_s
 
 ALL = "all"
 
@@ -187,7 +188,7 @@ def _table(runs: list[dict[str, Any]]) -> Table:
     counts = ", ".join(f"{key} {first[key]:,}" for key in ("workloads", "tasks", "phases"))
     table.title = f"{counts}, durations {first['durations']}"
     stopped = sorted({f"{name} {why}" for run in runs for name, why in run["over_limit"].items()})
-    late = [f"{name} {late_s:.1f} s under {run['policy']}" for run in runs for name, late_s in run["late_s"].items()]
+    late = [f"{name} {shown_s(by_s)} s under {run['policy']}" for run in runs for name, by_s in run["late_s"].items()]
     learned = [f"{queue} {order} under {run['policy']}" for run in runs for queue, order in run["orders"].items()]
     found = {"failed": failed, "stopped": stopped, "late": late, "order learned, at the end": learned}
     notes = [f"{what}: {', '.join(names[:10])}" for what, names in found.items() if names]
@@ -202,7 +203,7 @@ def _shown(key: str, value: Any) -> str:
         return f"{value:,.2f}"
     if key == "wastage_effective":
         return f"{value:.1%}"
-    return f"{value:,.1f}" if key.endswith("_s") and key != "phases_per_s" else f"{value:,.0f}"
+    return shown_s(value) if key.endswith("_s") and key != "phases_per_s" else f"{value:,.0f}"
 
 
 def _priced(gpu_hour: float, cpu_hour: float, cluster: Path | None) -> tuple[FlavorSpec, ...]:

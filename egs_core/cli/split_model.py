@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from egs_core.cli.graph import format_bytes
 from egs_core.errors import InputError
 from egs_core.graph.model import FORMAT, VERSION
 from egs_core.graph.source import read_bytes
@@ -31,12 +30,15 @@ from egs_core.model.loss import busy_s, used_bytes
 from egs_core.model.stages import workload_of
 from egs_core.model_files import ENDINGS, Drawn, Rates, read_model
 from egs_core.model_files.drawn import FLOP_S, MEMORY_BYTES_S
+from egs_core.units import format_bytes
 from egs_core.yaml_file import read_text
 
 MOST_FILE_BYTES = 1 << 30
 INFEASIBLE = 1
 WEIGHTS = (".pt", ".pth", ".safetensors")
 """Endings of files that have a model's weights, and no graph."""
+FILES_OF = {"--dim": "ONNX", "--measure": ".pt2"}
+"""Which files an option is for, where it is not for both kinds that are no JSON."""
 
 
 def split_model(
@@ -172,7 +174,11 @@ def _objective(name: str) -> Objective:
 def _read_operators(path: Path) -> Operators:
     if path.suffix.lower() in WEIGHTS:
         raise InputError(str(path), "has weights, and no graph", "export the model: ONNX, or .pt2 by torch.export.save")
-    return read_operators(read_bytes(path, MOST_FILE_BYTES), str(path))
+    data = read_bytes(path, MOST_FILE_BYTES)
+    if path.suffix.lower() != ".json" and data.lstrip()[:1] not in (b"{", b"["):
+        kinds = "expected ONNX (.onnx), a program of torch.export (.pt2), or JSON with nodes and edges"
+        raise InputError(str(path), "is no model that can be read", kinds)
+    return read_operators(data, str(path))
 
 
 def _read_devices(path: Path) -> Devices:
@@ -184,7 +190,8 @@ def _read_drawn(path: Path, given: dict[str, Any]) -> Drawn | None:
     if path.suffix.lower() in ENDINGS:
         return read_model(path, _sizes(given["--dim"] or []), given["--measure"])
     if wrong := [name for name, value in given.items() if value]:
-        raise InputError(wrong[0], f"{path} is no ONNX or .pt2 file", "a JSON profile says bytes and seconds itself")
+        kinds = FILES_OF.get(wrong[0], "ONNX or .pt2")
+        raise InputError(wrong[0], f"{path} is no {kinds} file", "a JSON profile says bytes and seconds itself")
     return None
 
 

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from egs_core.units import format_bytes
+
 STEPS = 3_000_000
 """Devices looked at in a search."""
 
@@ -24,11 +26,11 @@ class Packed(msgspec.Struct, frozen=True):
 def pack(sizes: Sequence[int], rooms: Sequence[int], steps: int = STEPS) -> Packed:
     """Some assignment that fits. sizes: of the operators; rooms: the memory of the devices, in bytes."""
     if sum(sizes) > sum(rooms):
-        have = f"the devices have {sum(rooms):,} bytes together"
-        return Packed(None, f"the operators need {sum(sizes):,} bytes, {have}")
+        need, have = _apart(sum(sizes), sum(rooms))
+        return Packed(None, f"the operators need {need}, the devices have {have} together")
     if max(sizes) > max(rooms):
-        have = f"the largest device has {max(rooms):,} bytes"
-        return Packed(None, f"one operator needs {max(sizes):,} bytes, {have}")
+        need, have = _apart(max(sizes), max(rooms))
+        return Packed(None, f"one operator needs {need}, the largest device has {have}")
     order = sorted(range(len(sizes)), key=lambda i: -sizes[i])
     left, found = list(rooms), [0] * len(sizes)
     for i in order:
@@ -38,6 +40,12 @@ def pack(sizes: Sequence[int], rooms: Sequence[int], steps: int = STEPS) -> Pack
         found[i] = min(fitting, key=lambda d: left[d])
         left[found[i]] -= sizes[i]
     return Packed(found)
+
+
+def _apart(need: int, have: int) -> tuple[str, str]:
+    """Both sizes in words, in bytes where larger units do not tell them apart."""
+    words = format_bytes(need), format_bytes(have)
+    return words if words[0] != words[1] else (f"{need:,} bytes", f"{have:,} bytes")
 
 
 def _searched(sizes: Sequence[int], rooms: Sequence[int], order: list[int], steps: int) -> Packed:

@@ -188,7 +188,7 @@ def recommend(measured: Sequence[Measured], tiers: Sequence[Tier], wishes: Wishe
     risks = _risks(best, measured, wishes)
     return Advice(
         best.flavor,
-        _reason(best, instead, choices, bound, saving),
+        _reason(best, instead, choices, bound, saving) if bound else _late(best, instead, wishes.deadline_s or 0.0),
         best.seconds,
         best.cost,
         instead.flavor,
@@ -205,14 +205,13 @@ SHARED = "on a part of a GPU others slow it down, and nothing keeps their memory
 
 
 def _allowed(choices: Sequence[Choice], wishes: Wishes) -> tuple[Sequence[Choice], str]:
-    """And what bounds them, in words."""
+    """And what bounds them, in words; "" where none ends in time and the soonest are left."""
     if wishes.deadline_s is not None:
         meets = [one for one in choices if one.p95_s <= wishes.deadline_s]
         if meets:
             return meets, f"of those that end within {span(wishes.deadline_s)}"
         soonest = min(one.p95_s for one in choices)
-        late = f"none ends surely within {span(wishes.deadline_s)}: the soonest"
-        return [one for one in choices if one.p95_s == soonest], late
+        return [one for one in choices if one.p95_s == soonest], ""
     if wishes.hour_worth > 0:
         return choices, f"with {wishes.hour_worth:g} for each hour that it takes"
     slowest = choices[0].seconds * max(wishes.stretch, 1.0)
@@ -239,6 +238,11 @@ def _reason(best: Choice, instead: Choice, choices: Sequence[Choice], bound: str
         return f"the cheapest {bound}"
     much = f"{saving:.0%} less than" if saving > 0 else f"{-saving:.0%} more than" if saving < 0 else "as much as"
     return f"the cheapest {bound}: {took}; it costs {much} {instead.flavor}"
+
+
+def _late(best: Choice, instead: Choice, deadline_s: float) -> str:
+    other = "" if best.flavor == instead.flavor else f", {span(instead.seconds)} on {instead.flavor}"
+    return f"none surely ends within {span(deadline_s)}; {best.flavor} is the soonest ({span(best.seconds)}{other})"
 
 
 def _part(best: Choice, measured: Sequence[Measured]) -> float:

@@ -79,7 +79,7 @@ def test_what_does_not_fit_is_exit_code_1(folder: Path, capsys: pytest.CaptureFi
     assert run([*command, "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert found["feasible"] is False
-    assert "need 8,589,934,592 bytes" in found["reason"]
+    assert "need 8.0 GiB, the devices have 7.0 GiB together" in found["reason"]
     assert found["lambda_s"] == pytest.approx(0.0004)
     assert [found[key] for key in ("assignment", "loss", "latency_s", "idle_bytes", "cut_edges")] == [None] * 5
     assert run(command) == 1
@@ -166,9 +166,30 @@ def test_weights_without_a_graph_are_refused(name: str, capsys: pytest.CaptureFi
     assert f"{name}: has weights, and no graph (export the model" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("options", [["--dim", "a=1"], ["--measure", "2"], ["--profile", "out"], ["--flop-s", "1e12"]])
+def test_what_is_no_model_is_told_with_the_kinds_that_are(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A script, as a user of `egs profile` gives it. A graph as JSON may have any name."""
+    (folder / "train.py").write_text("import torch\n")
+    assert run(["split-model", "train.py", "--devices", "devices.yaml"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: train.py: is no model that can be read (expected ONNX (.onnx), a program of torch")
+    assert ".pt2), or JSON with nodes and edges" in error
+    (folder / "model.json").rename(folder / "graph.txt")
+    assert run(["split-model", "graph.txt", "--devices", "devices.yaml"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "kinds"),
+    [
+        (["--dim", "a=1"], "ONNX"),
+        (["--measure", "2"], ".pt2"),
+        (["--profile", "out"], "ONNX or .pt2"),
+        (["--flop-s", "1e12"], "ONNX or .pt2"),
+    ],
+)
 @pytest.mark.usefixtures("folder")
-def test_options_of_models_are_refused_for_a_profile(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """It has its own bytes and seconds, so that they would do nothing."""
+def test_options_of_models_are_refused_for_a_profile(
+    options: list[str], kinds: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has its own bytes and seconds, so that they would do nothing. Which files the option is for is said."""
     assert run(["split-model", "model.json", "--devices", "devices.yaml", *options]) == 2
-    assert f"{options[0]}: model.json is no ONNX or .pt2 file" in capsys.readouterr().err
+    assert f"{options[0]}: model.json is no {kinds} file" in capsys.readouterr().err

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from egs_core.cli.app import run
-from egs_core.cli.graph import format_bytes
 from egs_core.graph.load import load_workload
+from egs_core.units import format_bytes
 
 WORKLOAD = {
     "format": "egs-workload",
@@ -64,6 +64,40 @@ def test_the_table_shows_names_as_they_are(file: Path, capsys: pytest.CaptureFix
     assert "six [bold]tasks[/bold]" in shown
     assert "load → fit2 → report" in shown
     assert "lower bound on 2 slots" in shown
+
+
+def test_where_no_duration_is_known_there_is_no_critical_path(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of tasks that all count as 0 s, any one would be the longest path."""
+    path = tmp_path / "own.json"
+    tasks = [{"id": "load", "phases": [{}]}, {"id": "score", "parents": ["load"], "phases": [{}]}]
+    path.write_text(json.dumps(WORKLOAD | {"tasks": tasks, "files": []}))
+    assert run(["graph", str(path), "--slots", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert "critical path" in shown
+    assert shown.count("unknown, as no duration is known") == 2
+    assert "2, all of them (--history has those of runs before)" in shown
+    assert "score" not in shown
+    assert "0.0 s" not in shown
+    assert run(["graph", str(path), "--json", "--slots", "2"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    keys = ("critical_path_s", "critical_path", "work_s", "gpu_work_s", "lower_bound_s")
+    assert [facts[key] for key in keys] == [None] * 5
+    assert facts["unknown_durations"] == 2
+
+
+def test_short_times_have_their_digits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A request of a model takes milliseconds: in `graph`, `plan` and `simulate`."""
+    path = tmp_path / "model.json"
+    tasks = [{"id": "gpu0.0", "phases": [{"kind": "gpu", "gpus": 1, "duration_s": 0.042}]}]
+    path.write_text(json.dumps(WORKLOAD | {"tasks": tasks, "files": []}))
+    assert run(["graph", str(path)]) == 0
+    assert "0.042 s: gpu0.0" in capsys.readouterr().out
+    assert run(["plan", str(path), "--slots", "2"]) == 0
+    assert "0.042 s, at best 0.042 s" in capsys.readouterr().out
+    assert run(["simulate", str(path), "--slots", "2"]) == 0
+    assert capsys.readouterr().out.count(" 0.042 ") == 4
 
 
 def test_conversions_print_or_write(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

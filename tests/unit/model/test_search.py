@@ -61,8 +61,14 @@ def test_packing_finds_a_way_if_there_is_one(sizes: list[int], rooms: list[int])
 @pytest.mark.parametrize(
     ("sizes", "rooms", "reason"),
     [
-        ([5, 5], [4, 5], "the operators need 10 bytes, the devices have 9 bytes together"),
-        ([6], [5, 5], "one operator needs 6 bytes, the largest device has 5 bytes"),
+        ([5, 5], [4, 5], "the operators need 10 B, the devices have 9 B together"),
+        ([6], [5, 5], "one operator needs 6 B, the largest device has 5 B"),
+        ([8 << 30], [6 << 30, 6 << 30], "one operator needs 8.0 GiB, the largest device has 6.0 GiB"),
+        (
+            [(8 << 30) + 1],
+            [8 << 30, 1 << 30],
+            "one operator needs 8,589,934,593 bytes, the largest device has 8,589,934,592 bytes",
+        ),
         ([4, 4, 4], [6, 6], "no assignment fits each device's memory"),
     ],
 )

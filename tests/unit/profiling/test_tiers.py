@@ -41,7 +41,9 @@ def test_a_deadline_and_the_worth_of_an_hour_decide_instead() -> None:
     assert advice(times, Wishes(hour_worth=10.0)).flavor == "v100"
     late = advice(times, Wishes(deadline_s=60.0))
     assert (late.flavor, late.risk) == ("v100", "some")
-    assert "none ends surely within 60 s" in late.reason
+    assert late.reason == "none surely ends within 60 s; v100 is the soonest (5 min)"
+    late = advice(times, Wishes(deadline_s=60.0, asked="k80"))
+    assert late.reason == "none surely ends within 60 s; v100 is the soonest (5 min, 15 min on k80)"
     assert "it may end after its deadline" in late.risks
 
 
