@@ -240,7 +240,8 @@ def open_overdue(
 ) -> int:
     """Open the gates that are past their release-by time, once: for a CronJob, beside the controller.
 
-    Changes in the cluster: the scheduling gate `egs.io/order` is taken off those pods. It needs no controller. With
+    Changes in the cluster: the scheduling gate `egs.io/order` is taken off those pods, but of what is paused, and they
+    get the deadline of their limits (`spec.activeDeadlineSeconds`, `egs.io/limit`). It needs no controller. With
     --multikueue: for Workloads that have waited for MultiKueue for a minute and have no cluster nominated,
     `status.nominatedClusterNames` gets all that are connected.
     """
@@ -316,8 +317,9 @@ def manifests(
     """Print what the controller needs in a cluster, as YAML for `kubectl apply --server-side -f -`.
 
     Changes nothing: no connection is made. What is printed: a namespace, two service accounts with the least rights
-    that suffice, policies that hold them to opening gates, deadlines and raising priorities, the controller, a CronJob
-    that opens what is overdue, and a webhook that lets pods pass where it is not there. With --helm: the same objects
+    that suffice, a ConfigMap for what pods took, policies that hold the accounts to opening gates, deadlines, raising
+    priorities and the webhook's certificate, the controller and its Service, a CronJob that opens what is overdue, and
+    a webhook that lets pods pass where it is not there. With --helm: the same objects
     but for the namespace, as a chart for `helm install --namespace egs-system --create-namespace`; its values are the
     image and, with --egs-url, what names the site server.
     """

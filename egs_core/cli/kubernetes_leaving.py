@@ -23,7 +23,8 @@ def leave(
     """Take EGS out of a cluster: what runs and what waits goes on without it.
 
     Changes in the cluster, in this order: the webhook's configuration is deleted; the gate `egs.io/order` is taken off
-    every pod that has it (with --serve, in these namespaces); Deployment and CronJob are deleted; the Lease gets the
+    every pod that has it (with --serve, in these namespaces), also where it is paused, which is said, and without the
+    deadlines that limits would become; Deployment and CronJob are deleted; the Lease gets the
     annotation `egs.io/left`, at which a controller that runs outside of the cluster ends, too; what else
     `egs kubernetes manifests` has printed (with the same --namespace and --serve) is deleted, but for the namespace;
     the pods with which images were loaded ahead are, placeholders, and ResourceClaimTemplates `egs-gpus-…`. It may be

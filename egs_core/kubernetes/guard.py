@@ -2,7 +2,8 @@
 
 `patch` on pods is a right to much. So the API server itself refuses these accounts every change of a pod but that our
 gate goes, that its deadline comes or comes earlier, and what is said of both; that a pod is deleted that was not told
-so; and every change of a Workload but its priority. `create` on pods is a right to more: it is refused for all but
+so; every change of a Workload but its priority; and every change of the webhook's configuration but the certificates
+that it is trusted by. `create` on pods is a right to more: it is refused for all but
 preloads and placeholders, of which each field is named here, and what is not named is refused. Policies concern nobody
 else.
 """
@@ -85,6 +86,28 @@ WORKLOAD_RULES = (
     (_others_stay(f"['{names.BASE}']"), "annotations of the Workload are changed"),
 )
 
+
+def _kept(new: str, old: str, but: Sequence[str]) -> str:
+    """CEL: all fields but these are as they were, whatever they are called."""
+    return (
+        f"dyn({new}).all(k, k in {list(but)} || (k in dyn({old}) && dyn({new})[k] == dyn({old})[k]))"
+        f" && dyn({old}).all(k, k in {list(but)} || k in dyn({new}))"
+    )
+
+
+WEBHOOK_RULES = (
+    (
+        "object.webhooks.size() == oldObject.webhooks.size()"
+        " && object.webhooks.all(w, oldObject.webhooks.exists(o, o.name == w.name"
+        f" && {_kept('w', 'o', ('clientConfig',))} && {_kept('w.clientConfig', 'o.clientConfig', ('caBundle',))}))",
+        "more than the certificates of the webhook is changed",
+    ),
+    (
+        _kept("object.metadata", "oldObject.metadata", ("generation", "managedFields", "resourceVersion")),
+        "the webhook's labels, annotations, owners or finalizers are changed",
+    ),
+)
+"""Else the account could send itself what it may not read, as it is made, and rewrite what it may not patch."""
 
 _STATUS = (
     "conditions",
@@ -377,6 +400,12 @@ def policies(
         "resources": ["workloads"],
     }
     status = kueue | {"resources": ["workloads/status"]}
+    webhooks = {
+        "apiGroups": ["admissionregistration.k8s.io"],
+        "apiVersions": ["v1"],
+        "operations": ["UPDATE"],
+        "resources": ["mutatingwebhookconfigurations"],
+    }
     templates = {
         "apiGroups": ["resource.k8s.io"],
         "apiVersions": ["v1"],
@@ -392,6 +421,7 @@ def policies(
         (f"{names.CONTROLLER}-opens-gates", POD_RULES, pods, []),
         (f"{names.CONTROLLER}-deletes", DELETE_RULES, gone, []),
         (f"{names.CONTROLLER}-raises", WORKLOAD_RULES, kueue, []),
+        (f"{names.CONTROLLER}-certificate", WEBHOOK_RULES, webhooks, []),
         *([(f"{names.CONTROLLER}-nominates", STATUS_RULES, status, [])] if nominates else []),
         *([(f"{names.CONTROLLER}-preloads", preload_rules(reads), made, theirs)] if preloads else []),
         *([(f"{names.CONTROLLER}-placeholders", placeholder, made, own)] if placeholder else []),

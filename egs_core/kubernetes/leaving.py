@@ -20,7 +20,7 @@ from egs_core.kubernetes.manifests import KINDS, Installation, objects
 from egs_core.kubernetes.objects import Object, moment, part, seconds_of, text
 from egs_core.kubernetes.overdue import open_all
 from egs_core.kubernetes.placeholding import PlaceholderSettings
-from egs_core.kubernetes.pods import pod_of
+from egs_core.kubernetes.pods import pod_of, with_pauses
 from egs_core.kubernetes.preloads import preload_of
 from egs_core.kubernetes.tiers import NAME as CLAIM_NAME
 from egs_core.kubernetes.tiers import ClaimRule
@@ -91,11 +91,15 @@ def _renewed(spec: Object, now: float) -> str:
 
 def _open_until_quiet(cluster: Cluster, serve: Sequence[str], say: Say, wait: Callable[[float], None]) -> int:
     """Until a few times in a row no gate is closed: a pod may have been under way through the webhook. Gates in
-    namespaces that are not served are somebody else's."""
+    namespaces that are not served are somebody else's. What is paused is opened too, for nobody could let it go on."""
     quiet = 0
     while quiet < QUIET_ROUNDS:
         found = (raw for where in serve or ("",) for raw in cluster.list(PODS, where)[0])
-        closed = [pod for pod in map(pod_of, found) if pod.is_gated]
+        pods = {pod.uid: pod for pod in map(pod_of, found)}
+        closed = [pod for pod in pods.values() if pod.is_gated]
+        for pod in with_pauses(pods).values():
+            if pod.is_paused:
+                say(f"{pod.namespace}/{pod.name}: was paused, and is no more")
         quiet = 0 if closed else quiet + 1
         if failed := open_all(cluster, gates.all_gates(closed, gates.LEAVING), say):
             return failed

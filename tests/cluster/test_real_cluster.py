@@ -15,6 +15,7 @@ import pytest
 
 from egs_core.kubernetes import names
 from egs_core.kubernetes.admission import Rules
+from egs_core.kubernetes.certificate import new_certificate
 from egs_core.kubernetes.cluster import (
     EVENTS,
     JOBS,
@@ -37,7 +38,7 @@ from egs_core.kubernetes.pods import Pod
 from egs_core.kubernetes.steering import Asked, abort
 from egs_core.kubernetes.webhook import Webhook
 from tests.cluster.argo_runs import why_no_argo
-from tests.cluster.real import FILE, HERE, LIMIT_S, Site, applied, controlled, until
+from tests.cluster.real import FILE, HERE, LIMIT_S, Site, applied, controlled, understood, until
 from tests.unit.kubernetes.made_pods import pod
 from tests.unit.kubernetes.made_workflows import executor, group, noted, task, workflow
 from tests.unit.kubernetes.made_workflows import node as begun
@@ -270,6 +271,42 @@ def test_the_manifests_are_applied_again_without_a_conflict(site: Site) -> None:
             how=JSON_PATCH,
         )  # fmt: skip
     site.apply()
+
+
+def test_the_controllers_account_changes_nothing_of_the_webhook_but_its_certificates(site: Site) -> None:
+    """It would be sent secrets as they are made, or pods of other namespaces. The API server asks policies about a
+    webhook's configuration, which it does not ask webhooks about; and has checked the rules' types."""
+    assert "egs-controller-certificate" in understood(site)
+    cluster, hook = site.account(names.CONTROLLER), "/webhooks/0"
+    secrets = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["secrets"]}
+    bundle = base64.b64encode(new_certificate(["egs.example"])[0]).decode()
+    certificate = {"op": "add", "path": f"{hook}/clientConfig/caBundle", "value": bundle}
+    there = cluster.get(WEBHOOKS, names.CONTROLLER)["webhooks"][0]
+    for one in (
+        {"op": "add", "path": f"{hook}/rules/-", "value": secrets},
+        {"op": "replace", "path": f"{hook}/namespaceSelector", "value": {}},
+        {"op": "replace", "path": f"{hook}/objectSelector", "value": {}},
+        {"op": "replace", "path": f"{hook}/failurePolicy", "value": "Fail"},
+        {"op": "replace", "path": f"{hook}/clientConfig/service/name", "value": "another"},
+        {"op": "replace", "path": f"{hook}/clientConfig", "value": {"url": "https://elsewhere.example"}},
+        {"op": "add", "path": "/webhooks/-", "value": {**there, "name": "another.egs.io"}},
+        {"op": "remove", "path": "/webhooks"},
+        {"op": "add", "path": "/metadata/annotations", "value": {"one": "more"}},
+    ):
+        until(lambda one=one: _refusal_of_webhook(cluster, [certificate, one]))  # type: ignore[misc]  # one each
+    cluster.patch(WEBHOOKS, names.CONTROLLER, [certificate], how=JSON_PATCH)
+    assert cluster.get(WEBHOOKS, names.CONTROLLER)["webhooks"][0]["clientConfig"]["caBundle"] == bundle
+
+
+def _refusal_of_webhook(cluster: Cluster, patch: list[Any]) -> str:
+    """What the policy says against a change of the webhook's configuration, which is not carried out; "": nothing."""
+    try:
+        cluster.patch(WEBHOOKS, f"{names.CONTROLLER}?dryRun=All", patch, how=JSON_PATCH)
+    except ApiError as error:
+        if "egs-controller-certificate" not in str(error):
+            raise
+        return str(error)
+    return ""
 
 
 def test_limits_become_deadlines_of_pods(site: Site) -> None:

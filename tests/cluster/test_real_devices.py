@@ -15,13 +15,23 @@ import pytest
 
 from egs_core.kubernetes import names
 from egs_core.kubernetes.admission import Rules
-from egs_core.kubernetes.cluster import CLAIM_TEMPLATES, CLAIMS, DEVICE_CLASSES, PODS, SLICES, WEBHOOKS, ApiError, Kind
+from egs_core.kubernetes.cluster import (
+    CLAIM_TEMPLATES,
+    CLAIMS,
+    DEVICE_CLASSES,
+    PODS,
+    SLICES,
+    WEBHOOKS,
+    ApiError,
+    Cluster,
+    Kind,
+)
 from egs_core.kubernetes.leaving import leave
 from egs_core.kubernetes.manifests import objects
 from egs_core.kubernetes.tiers import ClaimRule, template_of
 from egs_core.kubernetes.webhook import Webhook
-from tests.cluster.real import Site, applied, controlled, understood, until
-from tests.cluster.test_real_cluster import pytestmark
+from tests.cluster.real import FILE, Site, applied, controlled, understood, until
+from tests.cluster.test_real_cluster import pytestmark as on_a_cluster
 from tests.unit.kubernetes.made_devices import (
     DRIVER,
     T4,
@@ -36,7 +46,19 @@ from tests.unit.kubernetes.made_devices import (
 )
 from tests.unit.kubernetes.test_tiers import unwanted
 
-__all__ = ["pytestmark"]
+
+def _why_no_claims() -> str:
+    """Nothing where the cluster knows claims, or where none is named, which the other mark says."""
+    try:
+        if FILE:
+            Cluster(Path(FILE)).list(DEVICE_CLASSES)
+    except ApiError as error:
+        if error.status == 404:
+            return "the cluster has no resource.k8s.io/v1 (DRA), which Kubernetes has since 1.34"
+    return ""
+
+
+pytestmark = [on_a_cluster, pytest.mark.skipif(bool(_why := _why_no_claims()), reason=_why)]
 
 IS_T4 = f"device.attributes['{DRIVER}'].productName == '{T4}'"
 IS_A100 = f"device.attributes['{DRIVER}'].productName.lowerAscii().matches('^nvidia a100')"

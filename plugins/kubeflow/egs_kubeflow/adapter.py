@@ -89,8 +89,14 @@ SURFACES = (
                 "max_runtime": "as a time limit of the pod",
                 "priority": "as Kueue's priority class, where the profile names some",
             },
-            _NEVER,
-            "a controller must act on it",
+            {
+                **_NEVER,
+                "max_gpu_time": "but `egs kubernetes controller` makes a deadline of the pod of it",
+                "stage": "but `egs kubernetes pause` and `abort` take `--stage`",
+                "expect": "but it is in `egs.io/predicted-s`, by which `egs kubernetes controller` orders",
+                **dict.fromkeys(("deadline", "max_wait"), "`egs kubernetes controller` does not keep it"),
+            },
+            "nothing in a cluster acts on it",
         ),
     ),
 )

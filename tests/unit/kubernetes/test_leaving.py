@@ -52,6 +52,17 @@ def ended(name: str) -> dict[str, object]:
     return {"phase": "Succeeded", "containerStatuses": [{"name": name, "state": {"terminated": end}}]}
 
 
+def test_what_is_paused_is_opened_too_and_named(api: EmulatedApi) -> None:
+    """Nobody could let it go on afterwards. A pod that came later to a paused run is paused too; no other is named."""
+    api.add("pods", pod("paused", notes={names.PAUSED: "run 2026-11-28T05:00:00Z by ann"}))
+    api.add("pods", pod("later"))
+    api.add("pods", pod("waits", run="another"))
+    code, lines = left(api, lambda _: None)
+    assert (code, api.gated()) == (0, set())
+    said = {line.partition(":")[0].partition("/")[2] for line in lines if line.endswith(": was paused, and is no more")}
+    assert said == {"paused", "later"}
+
+
 def test_a_controller_outside_ends_and_writes_nothing_anew(api: EmulatedApi) -> None:
     """It has something to keep, which at its end it would write into the ConfigMap. `leave` names it and how long ago
     it renewed, and waits for it; all gates are open, and one that starts later leads again."""

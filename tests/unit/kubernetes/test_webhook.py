@@ -21,7 +21,7 @@ from egs_core.cli.app import run
 from egs_core.kubernetes import names
 from egs_core.kubernetes.admission import Rules, patch_of, review_of
 from egs_core.kubernetes.cluster import Cluster
-from egs_core.kubernetes.guard import POD_RULES
+from egs_core.kubernetes.guard import POD_RULES, WEBHOOK_RULES
 from egs_core.kubernetes.manifests import Installation, objects
 from egs_core.kubernetes.pods import pod_of
 from egs_core.kubernetes.webhook import Webhook
@@ -129,6 +129,39 @@ def test_its_accounts_may_only_bring_a_deadline_forward(
         spec = {} if seconds is None else {"activeDeadlineSeconds": seconds}
         values[side] = celpy.json_to_cel({"metadata": {"labels": labels}, "spec": spec})
     assert bool(program.evaluate(values)) is may
+
+
+@pytest.mark.parametrize(
+    ("change", "may"),
+    [
+        ({}, True),
+        ({"clientConfig": {"caBundle": "bmV3"}}, True),
+        ({"clientConfig": {"url": "https://elsewhere.example"}}, False),
+        ({"clientConfig": {"service": {"name": "another", "namespace": "egs-system"}}}, False),
+        ({"rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["*"], "resources": ["secrets"]}]}, False),
+        ({"namespaceSelector": {}}, False),
+        ({"objectSelector": None}, False),
+        ({"matchConditions": [{"name": "none", "expression": "true"}]}, False),
+        ({"failurePolicy": "Fail"}, False),
+        ({"name": "another.egs.io"}, False),
+    ],
+)
+def test_its_account_changes_nothing_of_the_webhook_but_its_certificates(change: dict[str, Any], may: bool) -> None:
+    """The policy's own rules, by another implementation of CEL; they are the API server's in `test_real_cluster`."""
+    celpy = pytest.importorskip("celpy", reason="the interpreter of the policies' rules is not installed")
+    (old,) = (one for one in objects(Installation("egs:1")) if one["kind"] == "MutatingWebhookConfiguration")
+    new = copy.deepcopy(old)
+    (hook,) = new["webhooks"]
+    for key, value in change.items():
+        hook[key] = hook[key] | value if key == "clientConfig" else value
+    new["webhooks"][0] = {key: value for key, value in hook.items() if value is not None}
+    longer, marked = copy.deepcopy(old), copy.deepcopy(old)
+    longer["webhooks"].append(copy.deepcopy(old["webhooks"][0]))
+    marked["metadata"]["labels"] = marked["metadata"]["labels"] | {"more": "x"}
+    for after, allowed in ((new, may), (longer, False), (marked, False)):
+        values = {"object": celpy.json_to_cel(after), "oldObject": celpy.json_to_cel(old)}
+        programs = [celpy.Environment().program(celpy.Environment().compile(rule)) for rule, _ in WEBHOOK_RULES]
+        assert all(bool(one.evaluate(values)) for one in programs) is allowed
 
 
 def test_a_priority_class_of_the_author_stays() -> None:
