@@ -32,6 +32,8 @@ from egs_core.runlog.records import Started
 from egs_core.units import parse_seconds
 
 SHOWN = 20
+OF_LOGS = "which flavor nodes are of, where their run log does not tell, the file of --prices says"
+OF_SITE = "a server's GPUs tell their flavor; of a trial without GPUs, egs serve --emulated-gpus a100=1,t4=2 says it"
 
 
 def advise(
@@ -110,6 +112,8 @@ def advise(
             _show(one)
         if len(found) > SHOWN:
             typer.echo(f"and {len(found) - SHOWN} more: --json has them all")
+        if any(one.nameless for one in found[:SHOWN]):
+            typer.echo(OF_LOGS if runlogs else OF_SITE)
 
 
 # --- where it is known from ---
@@ -159,7 +163,8 @@ def _read_history(known: Known, url: str) -> None:
 def _show(one: Advised) -> None:
     phase = f", phase {one.phase}" if one.phase else ""
     called = f"{one.task} of {one.pipeline}" if one.pipeline not in ("", one.task) else one.task
-    head = f"{printable(called)}{phase} ({counted(one.runs, 'run')}, {one.gpu_h:.3g} GPU hours)"
+    lost = f"; {one.lost_gpu_h:.3g} more in {counted(one.lost, 'attempt')} that did not succeed" if one.lost else ""
+    head = f"{printable(called)}{phase} ({counted(one.runs, 'run')}, {one.gpu_h:.3g} GPU hours{lost})"
     if (advice := one.advice) is None:
         typer.echo(f"{head}: no advice")
     else:

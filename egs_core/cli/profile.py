@@ -21,11 +21,12 @@ from egs_core.cli.profile_runs import past_of_site, run_at_site, site_flavors, s
 from egs_core.cli.rows import print_table
 from egs_core.cli.run import name_of
 from egs_core.errors import InputError, listed
-from egs_core.flavor_names import meant
+from egs_core.flavor_names import flavor_of_product, meant
 from egs_core.flavors import load_flavors, spec_for
 from egs_core.history.opened import open_history
 from egs_core.history.pending import open_learned
 from egs_core.history.stored import StoredHistory
+from egs_core.notices import warn
 from egs_core.profiling.running import BATCH, NO_GPU, Ran, local_gpus, run_here
 from egs_core.profiling.tiers import (
     GIB,
@@ -87,9 +88,8 @@ def profile(
     try:
         if is_command:
             called = name or name_of(words)
-            ran = _measure(
-                words, {"name": called, "gpus": gpus, "queue": queue}, gpus, flavor or [], sizes, runs, as_json
-            )
+            ask = {"name": called, "gpus": gpus, "queue": queue}
+            ran = _measure(words, ask, gpus, flavor or [], sizes, runs, as_json, [one.name for one in specs])
             measured, failed = [one.measured for one in ran if one.measured], [one for one in ran if not one.measured]
             store.record_profile(called, [(one.ended_at, msgspec.json.encode(one).decode()) for one in measured])
         else:
@@ -105,7 +105,7 @@ def profile(
     if as_json:
         typer.echo(json.dumps(_told(called, measured, failed, advice)))
     else:
-        _show(called, measured, failed, advice)
+        _show(called, measured, failed, advice, [one.name for one in specs])
     return 0 if measured else 1
 
 
@@ -156,8 +156,10 @@ def _measure(
     sizes: list[int | None],
     runs: int,
     quiet: bool,
+    priced: Sequence[str],
 ) -> list[Ran]:
-    """On each flavor that is wanted. ask: name, GPUs and queue of a run. Raises InputError where there is none."""
+    """On each flavor that is wanted. ask: name, GPUs and queue of a run; priced: flavors that a file states, none of
+    which may be here. Raises InputError where there is none."""
     address = site_here()
     run: Callable[[str, int | None], Ran]
     if address is not None:
@@ -172,6 +174,9 @@ def _measure(
     chosen = list(meant(wanted, there)) if wanted else there
     if not chosen:
         raise InputError("--flavor", f"there is no GPU of {listed(wanted)} here", f"there are: {listed(there)}")
+    if priced and not meant(priced, chosen):
+        trial = f" ({_trial(priced)})" if chosen == [NO_GPU] else ""
+        warn(f"none of {listed(priced)} is here: it runs on {listed(chosen)}{trial}")
     found = []
     for one in chosen:
         for size in sizes:
@@ -181,6 +186,12 @@ def _measure(
                 if found[-1].measured is None:
                     break  # it would fail again
     return found
+
+
+def _trial(priced: Sequence[str]) -> str:
+    """How GPUs of these flavors are made up."""
+    names = [one for one in priced if one and one == flavor_of_product(one)][:2] or ["a100", "t4"]
+    return f"for a trial without GPUs: egs serve --emulated-gpus {','.join(f'{one}=1' for one in names)}"
 
 
 @contextmanager
@@ -228,7 +239,9 @@ def _told(name: str, measured: Sequence[Measured], failed: Sequence[Ran], advice
     }
 
 
-def _show(name: str, measured: Sequence[Measured], failed: Sequence[Ran], advice: Advice | None) -> None:
+def _show(
+    name: str, measured: Sequence[Measured], failed: Sequence[Ran], advice: Advice | None, priced: Sequence[str]
+) -> None:
     table = Table(box=None, pad_edge=False)
     table.add_column("flavor")
     for column in ("batch", "time", "peak memory", "GPU works", "throughput"):
@@ -251,8 +264,9 @@ def _show(name: str, measured: Sequence[Measured], failed: Sequence[Ran], advice
     if any(one.is_emulated for one in measured):
         typer.echo(EMULATED)
     if advice is None:
-        why = "nothing is known of any flavor of GPU" if measured else "nothing was measured"
-        typer.echo(f"{printable(name)}: {why}, so there is no advice")
+        why = "it ran on no flavor of GPU that is known" if measured else "nothing was measured"
+        what = f" ({_trial(priced)})" if measured else ""
+        typer.echo(f"{printable(name)}: {why}, so there is no advice{what}")
         return
     part = f", a part of {advice.part:.2g} of it" if advice.part < 1 else ""
     typer.echo(f"{printable(name)}: ask for {advice.flavor}{part}: {advice.reason}")

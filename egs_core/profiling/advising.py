@@ -49,9 +49,11 @@ class Starved(NamedTuple):
 
 
 class Seen(msgspec.Struct):
-    """All that is known of one kind. measured: their flavor is "" where nobody knows it."""
+    """All that is known of one kind. measured: their flavor is "" where nobody knows it; lost: GPU seconds that each
+    attempt held which did not succeed."""
 
     measured: list[Measured] = []
+    lost: list[float] = []
     died: list[Died] = []
     starved: list[Starved] = []
 
@@ -68,7 +70,8 @@ class Untried(msgspec.Struct, frozen=True):
 
 class Advised(msgspec.Struct, frozen=True):
     """What one kind should have. runs: that succeeded; flavor, gpus: to ask for, "" where there is no advice; size:
-    both in words. unknown: what would be needed to say more, in sentences. gpu_h: GPU hours that its runs held.
+    both in words. unknown: what would be needed to say more, in sentences. gpu_h: GPU hours that these runs held;
+    lost, lost_gpu_h: attempts that did not succeed, and theirs; nameless: of the runs, on a flavor that nobody knows.
     memory_bytes: of the host, to ask for where it ended by a lack of that: twice what it had, 0: nothing to say."""
 
     pipeline: str
@@ -76,6 +79,9 @@ class Advised(msgspec.Struct, frozen=True):
     phase: int
     runs: int
     gpu_h: float
+    lost: int
+    lost_gpu_h: float
+    nameless: int
     flavor: str
     gpus: float
     size: str
@@ -110,7 +116,7 @@ def advise(
         _advised(kind, one, seen, tiers if kind.pipeline else left, speeds, wishes, () if kind.pipeline else gone)
         for kind, one in seen.items()
     ]
-    return sorted(found, key=lambda one: (-one.gpu_h, one.pipeline, one.task, one.phase))
+    return sorted(found, key=lambda one: (-one.gpu_h - one.lost_gpu_h, one.pipeline, one.task, one.phase))
 
 
 def _advised(
@@ -135,6 +141,9 @@ def _advised(
         *kind,
         len(own.measured),
         sum(one.gpus * one.seconds for one in own.measured) / HOUR_S,
+        len(own.lost),
+        sum(own.lost) / HOUR_S,
+        sum(not one.flavor for one in own.measured),
         flavor,
         gpus,
         advice.flavor if advice is not None else "",
@@ -217,6 +226,8 @@ def _unknown(
     gone: Collection[str],
 ) -> list[str]:
     found = []
+    if not own.measured:
+        found.append("how long it takes: no run of it has succeeded")
     if nameless := [one.seconds for one in own.measured if not one.flavor]:
         took = f"{span(median(nameless))} in the middle"
         found.append(f"on which flavor it was in {counted(len(nameless), 'run')} ({took})")

@@ -56,14 +56,14 @@ class Known:
             by_pipeline[row.pipeline].append(row)
         for found in by_pipeline.values():
             self.add_rows(found, is_emulated=emulated)
-        self._add_deaths(header, moved)
+        self._add_lost(header, moved)
 
-    def _add_deaths(self, header: Header, records: list[Record]) -> None:
+    def _add_lost(self, header: Header, records: list[Record]) -> None:
         pipelines = {one.workload: one.name for one in records if isinstance(one, WorkloadSubmitted)}
         names = {(one.workload, one.task): one.name for one in records if isinstance(one, TaskAdded)}
         started = {(one.workload, one.task, one.phase, one.attempt): one for one in records if isinstance(one, Started)}
         for one in records:
-            if not isinstance(one, Ended) or not one.reason.startswith((GPU, HOST)):
+            if not isinstance(one, Ended) or one.outcome == "succeeded":
                 continue
             begun = started.get((one.workload, one.task, one.phase, one.attempt))
             if begun is None or not begun.gpus:
@@ -71,9 +71,10 @@ class Known:
             pipeline = pipelines.get(one.workload) or one.workload
             kind = Kind(pipeline, names.get((one.workload, one.task)) or one.task, one.phase)
             at = header.started_at + one.t
+            self._of(kind).lost.append(begun.gpus * (one.t - begun.t))
             if one.reason.startswith(HOST):
                 self._of(kind).starved.append(Starved(begun.memory_bytes, at))
-            else:
+            elif one.reason.startswith(GPU):
                 self._of(kind).died.append(Died(size_of(begun.flavor or "?", begun.gpus), at))
 
     def add_runs(self, runs: Iterable[RunView]) -> None:
@@ -84,7 +85,10 @@ class Known:
             if run.started_at is None or run.ended_at is None or run.ended_at <= run.started_at:
                 continue
             found = self._of(Kind("", run.name))
-            if run.outcome == "succeeded":
+            found.lost += [one.gpus * (one.ended_at - one.started_at) for one in run.earlier if one.gpus]
+            if run.outcome != "succeeded":
+                found.lost.append(run.gpus * (run.ended_at - run.started_at))
+            else:
                 seconds = run.ended_at - run.started_at
                 found.measured.append(Measured(run.flavor, seconds, run.gpus, work=run.work, ended_at=run.ended_at))
 

@@ -63,6 +63,7 @@ def test_each_task_has_its_advice_and_what_is_not_known_of_it(flavors: str, capf
         "  never tried on A100-SXM4-80GB: about 2 s, for 0.00167, as 1 task that ran on both tell",
         "  never tried on v100, and nothing says how long it takes there",
         "  not known: how long it takes on anything but T4",
+        "a server's GPUs tell their flavor; of a trial without GPUs, egs serve --emulated-gpus a100=1,t4=2 says it",
     ]
     assert egs(["advise", "--flavors", flavors, "--task", "tr*", "--json"]) == 0
     (one,) = json.loads(capfd.readouterr().out)["tasks"]
@@ -114,6 +115,10 @@ def test_run_logs_of_any_framework_with_the_flavors_of_their_nodes(driver: str, 
     assert egs(["advise", *logs, "--json"]) == 0
     (one,) = json.loads(capfd.readouterr().out)["tasks"]
     assert (one["task"], one["runs"], one["flavor"]) == ("train", 2, "")
+    assert egs(["advise", *logs]) == 0
+    assert capfd.readouterr().out.endswith(
+        "which flavor nodes are of, where their run log does not tell, the file of --prices says\n"
+    )
     assert egs(["advise", *logs, "--prices", str(prices), "--json"]) == 0
     (one,) = json.loads(capfd.readouterr().out)["tasks"]
     assert (one["flavor"], one["advice"]["saving"]) == ("t4", pytest.approx(1 - 0.5 * 100 / (3.0 * 90)))
@@ -121,7 +126,9 @@ def test_run_logs_of_any_framework_with_the_flavors_of_their_nodes(driver: str, 
     killed = log_of(tmp_path / "d.jsonl", driver, 1000.0, "big", "out of main memory: OOMKilled")
     assert egs(["advise", *logs, died, killed, "--prices", str(prices)]) == 0
     shown = capfd.readouterr().out
-    assert "train of dag (2 runs, 0.0528 GPU hours): ask for a100" in shown
+    head = "train of dag (2 runs, 0.0528 GPU hours; 0.556 more in 2 attempts that did not succeed)"
+    assert f"{head}: ask for a100" in shown
+    assert "the file of --prices says" not in shown
     assert "its memory was not enough on t4: 1 run" in shown
     assert "its main memory was not enough: 1 run, whose need nobody stated" in shown
     assert egs(["why", died, "train"]) == 0

@@ -70,6 +70,19 @@ def test_what_was_measured_is_told_kept_and_asked_about_again(script: str, capfd
     assert json.loads(capfd.readouterr().out)["measured"] == told["measured"]
 
 
+def test_where_none_of_the_flavors_of_a_file_is_at_hand_it_is_said(tmp_path: Path, script: str, capfd: Out) -> None:
+    """Before the command runs, on stderr, and with the reason that there is no advice; both say what to do."""
+    file = tmp_path / "flavors.yaml"
+    file.write_text("flavors: [{name: a100, gpu_hour: 3.0}, {name: t4, gpu_hour: 0.5}]")
+    assert egs(["profile", "--flavors", str(file), "--", sys.executable, script]) == 0
+    shown = capfd.readouterr()
+    trial = "(for a trial without GPUs: egs serve --emulated-gpus a100=1,t4=1)"
+    assert f"none of a100, t4 is here: it runs on emulated {trial}" in shown.err
+    assert f"train.py: it ran on no flavor of GPU that is known, so there is no advice {trial}" in shown.out
+    assert egs(["profile", "--", sys.executable, script]) == 0
+    assert "is here" not in capfd.readouterr().err
+
+
 def test_batches_and_what_a_command_tells_of_its_work(script: str, capfd: Out) -> None:
     """Each size in its place; throughput in the command's own unit; a size with which it fails counts for nothing and
     is named, with its exit code."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from egs_core.client.messages import RunView
+from egs_core.client.outlines import Earlier
+from egs_core.cost.served import uses_of_runs
 from egs_core.graph.columns import Shape
 from egs_core.history.rows import HistoryRow
 from egs_core.profiling.advising import Advised, Kind, Seen, advise
@@ -98,6 +101,45 @@ def test_a_lack_of_main_memory_says_nothing_of_the_flavor() -> None:
     found = of_train(known.seen)
     assert (found.flavor, found.died, found.memory_bytes) == ("T4", (), 8 * GIB)
     assert [(one.memory_bytes, one.at) for one in found.starved] == [(4 * GIB, 1011.0)]
+
+
+def run_of(outcome: str, seconds: float, earlier: tuple[Earlier, ...] = ()) -> RunView:
+    return RunView(
+        id=outcome,
+        name="train.py",
+        user="ann",
+        state="ended",
+        version=1,
+        cpus=1.0,
+        memory_bytes=0,
+        queue="default",
+        priority=0,
+        gpus=2.0,
+        submitted_at=0.0,
+        started_at=100.0,
+        ended_at=100.0 + seconds,
+        outcome=outcome,
+        flavor="T4",
+        earlier=earlier,
+    )
+
+
+def test_what_attempts_held_that_did_not_succeed_counts_as_egs_cost_has_it() -> None:
+    """One aborted after 10 s on two GPUs, as a user saw it: `egs cost` had 0.01 GPU hours, the advice none. One that
+    was evicted after 5 s and succeeded then, too; the sums are those of the same runs there."""
+    seen = [run_of("aborted", 10.0), run_of("succeeded", 20.0, (Earlier(started_at=50.0, ended_at=55.0, gpus=2.0),))]
+    known = Known()
+    known.add_runs(seen[:1])
+    found = of_command(known)
+    assert (found.runs, found.gpu_h, found.lost, found.advice) == (0, 0.0, 1, None)
+    assert found.lost_gpu_h == pytest.approx(20.0 / 3600)
+    assert found.unknown == ("how long it takes: no run of it has succeeded",)
+    known = Known()
+    known.add_runs(seen)
+    found = of_command(known)
+    assert (found.runs, found.lost) == (1, 2)
+    held = sum(use.gpus * (use.held[1] - use.held[0]) for use in uses_of_runs(seen, 1000.0))
+    assert (found.gpu_h + found.lost_gpu_h) * 3600 == pytest.approx(held) == 70.0
 
 
 def test_smaller_memory_than_where_it_died_is_not_advised_either() -> None:
