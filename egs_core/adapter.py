@@ -253,12 +253,14 @@ class Sought(Protocol):
 class AuditSource(msgspec.Struct, frozen=True):
     """The option of `egs audit` under which an adapter's history is named, `--NAME`: an address, or a path.
 
-    events: what `--events` is to this adapter: read `alone`, read `beside` the history, or nothing.
+    events: what `--events` is to this adapter: read `alone`, read `beside` the history, or nothing. also: other names
+    of the option.
     """
 
     help: str
     is_path: bool = False
     events: Literal["", "alone", "beside"] = ""
+    also: tuple[str, ...] = ()
 
 
 @runtime_checkable

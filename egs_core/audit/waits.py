@@ -20,7 +20,7 @@ from egs_core.runlog.flow import Feasibility
 from egs_core.runlog.intervals import LET_GO, STARTING, Demand, Hold, Timeline, Wait
 from egs_core.runlog.steps import Interval, clip, subtract
 
-CAPACITY = "capacity"
+CAPACITY, GATE = "capacity", "gate"
 UNASKED = re.compile(r"until [0-9.]+: ")  # in old logs: the words of a hold that was written with its grant
 SLACK = 1e-6  # amounts of resources are sums of floats
 FREE = "resources were free: process start, environment set-up, or a limit of the framework's; it does not say"
@@ -175,6 +175,8 @@ def _blockers(line: Timeline, held: list[Hold], begin: float, end: float) -> tup
 
 def _told(wait: Wait) -> str:
     """What the log itself says held it; "" where that is to be reckoned from who held what."""
+    if wait.kind == GATE:  # its controller has said more than that
+        return wait.told.get(GATE) or GATE
     return "" if wait.kind in (CAPACITY, STARTING) else wait.kind
 
 

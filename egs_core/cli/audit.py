@@ -128,9 +128,8 @@ def _with_sources(command: Callable[..., None]) -> Callable[..., None]:
     """The command with one option for each installed adapter that can audit, in the place of `**frameworks`."""
     parameters = [p for p in signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
     for name, source in SOURCES.items():
-        option = Annotated[
-            str, typer.Option(f"--{name}", metavar="PATH" if source.is_path else "URL", help=source.help)
-        ]
+        spelt, metavar = [f"--{one}" for one in (name, *source.also)], "PATH" if source.is_path else "URL"
+        option = Annotated[str, typer.Option(*spelt, metavar=metavar, help=source.help)]
         parameters.append(Parameter(name, Parameter.KEYWORD_ONLY, default="", annotation=option))
 
     @wraps(command)
@@ -158,7 +157,11 @@ def _chosen(logs: list[Path], given: dict[str, str], events: Path | None) -> str
     beside = any(SOURCES[name].events == "beside" for name in given)
     alone = next((name for name, source in SOURCES.items() if source.events == "alone"), "")
     if bool(logs) + len(given) + (events is not None and not beside) != 1:
-        options = [f"--{name} {'PATH' if source.is_path else 'URL'}" for name, source in SOURCES.items()]
+        options = [
+            f"--{one} {'PATH' if source.is_path else 'URL'}"
+            for name, source in SOURCES.items()
+            for one in (name, *source.also)
+        ]
         raise InputError(
             "egs audit", "needs one source", f"egs audit {', '.join([*options, '--events PATH'])}, or RUNLOG..."
         )

@@ -68,9 +68,9 @@ SURFACES = (
     ),
     Surface(
         "cluster",
-        "egs kubeflow compile, and egs audit --kubeflow of what kubectl exports",
+        "egs kubeflow compile, and egs audit --kubeflow of a cluster or of what kubectl exports",
         {
-            "observe": "no: runs are read from exports only (audit)",
+            "observe": "no: runs are read afterwards only (audit)",
             "order": "no: pods are labelled, and `egs kubernetes controller` orders them by what is left of their runs",
             "split": "yes: where `@egs_kubeflow.component` compiles phases; what is compiled stays whole",
             "preload": "no: its plan is files; but `egs kubernetes controller --preload` loads images ahead, "
@@ -79,7 +79,7 @@ SURFACES = (
             "preempt": "no: but `egs kubernetes controller --preempt` deletes a pod where a retry makes it again",
             "limits": "yes: by Kubernetes: time limits are written",
             "abort": "no: but `egs kubernetes abort` ends a run's Workflow or a pod",
-            "audit": "yes: from what kubectl exports",
+            "audit": "yes: of what the cluster, or an export of it by kubectl, still has",
         },
         hint_answers(
             {
@@ -109,7 +109,11 @@ class KubeflowAdapter:
     name = "kubeflow"
     suffixes = (".yaml", ".yml")
     json_fields = ("pipelineInfo", "pipelineSpec")
-    audit_source = AuditSource("File or folder of `kubectl get workflows,pods,nodes -A -o json`.", is_path=True)
+    audit_source = AuditSource(
+        "A kubeconfig, whose cluster is asked, or a file or folder of `kubectl get workflows,pods,nodes -A -o json`.",
+        is_path=True,
+        also=("kubernetes",),
+    )
     demo_variants = ("native", "fifo", "tuned", "egs")
 
     def surfaces(self) -> tuple[Surface, ...]:
@@ -133,7 +137,7 @@ class KubeflowAdapter:
         return load_workload(source) if isinstance(source, Path) else workload_of(source)
 
     def read_history(self, request: AuditRequest) -> Past:
-        """What a cluster has done, from exported workflows, pods and nodes."""
+        """What a cluster has done, from its workflows, pods and nodes, asked or exported."""
         from egs_kubeflow.audit.read import read_history
 
         return read_history(request)

@@ -83,6 +83,21 @@ class Export:
         step = Step(name, [], gpus=gpus)
         self.pods.append(_pod(name, {}, {}, step, Try(scheduled, scheduled, scheduled, ended)))
 
+    def own_pod(self, name: str, labels: Fields, one: Try, gpus: int = 1, owner: str = "", **notes: str) -> Fields:
+        """Add a pod with EGS's labels, each without its prefix, and annotations so, too. owner: uid of its Job."""
+        said = {f"egs.io/{key}": value for key, value in notes.items()}
+        pod = _pod(
+            name, {f"egs.io/{key}": value for key, value in labels.items()}, said, Step(name, [], gpus=gpus), one
+        )
+        pod["metadata"]["uid"] = f"uid-{name}"
+        if owner:
+            by = {"apiVersion": "batch/v1", "kind": "Job", "name": owner, "uid": owner, "controller": True}
+            pod["metadata"]["ownerReferences"] = [by]
+        if "opened" not in notes and one.scheduled is None:
+            pod["spec"]["schedulingGates"] = [{"name": "egs.io/order"}]
+        self.pods.append(pod)
+        return pod
+
     def write(self, file: Path, *parts: str) -> Path:
         """As a list of those parts: workflows, pods, nodes; all of them where none is named."""
         items = [one for part in parts or ("workflows", "pods", "nodes") for one in getattr(self, part)]

@@ -30,7 +30,8 @@ class EmulatedApi:
     conflicts: how many of the next patches are refused with 409; lost: of how many what was done is not answered.
     refused: how many of the next objects are not made, with 500, as where a webhook does not answer; ahead_s: of the
     true time is its clock, by which objects are made and answers dated; absent,
-    forbidden: kinds that it knows nothing of, or lets nobody read."""
+    forbidden: kinds that it knows nothing of, or lets nobody read; apart: those that may be read in one namespace, not
+    in all together. asked: methods of all requests."""
 
     def __init__(self, folder: Path) -> None:
         self.changed = threading.Condition()
@@ -44,6 +45,8 @@ class EmulatedApi:
         self.down = False
         self.absent: set[str] = set()
         self.forbidden: set[str] = set()
+        self.apart: set[str] = set()
+        self.asked: set[str] = set()
         self.patches: list[tuple[str, Any]] = []
         self.deleted: list[str] = []
         api = self
@@ -163,7 +166,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         plural, namespace, name, query = self._asked()
         api = self.server_api
-        if plural in api.absent | api.forbidden:
+        if plural in api.absent | api.forbidden or (plural in api.apart and not namespace):
             self._refuse(404 if plural in api.absent else 403, "not found, or not allowed")
         elif name:
             found = api.objects.get(plural, {}).get((namespace, name))
@@ -297,6 +300,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.server_api.down:
             self.close_connection = True
             raise ConnectionAbortedError
+        self.server_api.asked.add(self.command)
         parts = urlsplit(self.path)
         words = parts.path.strip("/").split("/")
         words = words[2:] if words[0] == "api" else words[3:]

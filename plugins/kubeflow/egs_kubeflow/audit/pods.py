@@ -14,6 +14,7 @@ from egs_core.kubernetes import names
 from egs_core.kubernetes.objects import seconds_of
 from egs_core.out_of_memory import HOST
 from egs_kubeflow.audit.amounts import amounts_of, held_by
+from egs_kubeflow.audit.labelled import Labelled
 from egs_kubeflow.audit.seen import NodeSeen, PodSeen, Seen, name_of, task_of
 from egs_kubeflow.audit.shapes import Condition, ContainerStatus, Node, Pod, Stretch
 
@@ -24,8 +25,9 @@ KILLED = "OOMKilled"  # a container that has more memory than its limit, or than
 OUTCOMES = {"Succeeded": "succeeded", "Failed": "failed"}
 
 
-def take_pod(seen: Seen, pod: Pod) -> None:
-    """Add a pod; what a Workflow has told of the same attempt is kept where the pod does not say it."""
+def take_pod(seen: Seen, pod: Pod, labelled: Labelled) -> None:
+    """Add a pod, of Argo's or of EGS's labels; what a Workflow has told of the same attempt is kept where the pod does
+    not say it."""
     meta, labels = pod.metadata, pod.metadata.labels or {}
     namespace = meta.namespace or ""
     workflow = labels.get(WORKFLOW) or labels.get(RUN_ID) or ""
@@ -34,7 +36,8 @@ def take_pod(seen: Seen, pod: Pod) -> None:
     one = _pod_seen(pod, PodSeen(f"{namespace}/{workflow}".lstrip("/"), task, attempt, in_pod=True))
     seen.now_s = max([seen.now_s, *_moments(pod)])
     if not workflow:
-        seen.others.append(one)
+        if not labelled.take(seen, pod, one):
+            seen.others.append(one)
         return
     run = seen.run(one.run, workflow, namespace)
     one.name = name_of(run, task)

@@ -1,8 +1,9 @@
-"""The files of an export, read with bounds: one object or a list, of workflows, pods and nodes in any mixture."""
+"""The files of an export, read with bounds: one object or a list, of workflows, pods and nodes in any mixture; or the
+cluster of a kubeconfig."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -10,6 +11,8 @@ import msgspec
 from egs_core.audit.observed import AuditRequest
 from egs_core.errors import InputError
 from egs_core.runlog.past import Past
+from egs_kubeflow.audit.asked import ask, is_kubeconfig
+from egs_kubeflow.audit.labelled import Labelled
 from egs_kubeflow.audit.pods import take_node, take_pod
 from egs_kubeflow.audit.records import past_of
 from egs_kubeflow.audit.seen import Seen
@@ -18,28 +21,42 @@ from egs_kubeflow.audit.workflows import take_workflow
 
 MOST_BYTES = 1 << 30
 HOW = "kubectl get workflows,pods,nodes -A -o json > FILE"
+RUNS = "runs are Argo's workflows, and pods with the label egs.io/workload"
 WITHOUT_ARGO = "without Argo's workflows: kubectl get pods,nodes -A -o json > FILE"
 
 
 def read_history(request: AuditRequest) -> Past:
-    """What the export tells of the past. Raises InputError for what cannot be read or is none."""
+    """What the cluster of a kubeconfig, or an export of one, tells of the past. Raises InputError for what cannot be
+    read or is none."""
     if request.events is None:
-        raise InputError("--kubeflow", "needs a file", HOW)
+        raise InputError("--kubernetes", "needs a file", HOW)
+    if is_kubeconfig(request.events):
+        objects, now_s, host, notes = ask(request.events)
+        seen = seen_of(objects)
+        if notes and not seen.runs:
+            raise InputError(host, f"no run is known there; {'; '.join(notes)}", RUNS)
+        seen.now_s, seen.notes = max(seen.now_s, now_s), notes
+        return past_of(seen, host)
     return past_of(read_export(request.events), str(request.events))
 
 
 def read_export(path: Path) -> Seen:
     """What a file, or every .json in a folder, tells of a cluster."""
-    objects = [one for file in _files(path) for one in read_objects(file)]
-    seen = Seen()
+    return seen_of([one for file in _files(path) for one in read_objects(file)])
+
+
+def seen_of(objects: Sequence[Exported]) -> Seen:
+    """What these objects tell of their cluster."""
+    seen, labelled = Seen(), Labelled()
     for workflow in objects:  # a pod knows more of an attempt than its workflow, so it comes after
         if isinstance(workflow, Workflow):
             take_workflow(seen, workflow)
     for one in objects:
         if isinstance(one, Pod):
-            take_pod(seen, one)
+            take_pod(seen, one, labelled)
         elif isinstance(one, Node):
             take_node(seen, one)
+    labelled.put_into(seen)
     return seen
 
 

@@ -7,10 +7,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 
+from egs_core.audit.waits import CAPACITY, GATE
+from egs_core.kubernetes import names
 from egs_core.runlog.past import Attempt, Needs, Offer, Past, PastRun, PastTask
 from egs_kubeflow.audit.seen import NodeSeen, PodSeen, RunSeen, Seen
 
 KUEUE_GATE = "kueue.x-k8s.io/admission"
+LOOK_S = 1.0  # a gate that is opened at once is open after that: times are whole seconds
 INSIDE = "a task counts as using its GPUs while its container runs: a cluster does not tell what happens inside"
 CONTROLLER = "the forecast is of pods let go in EGS's order, as `egs kubernetes controller` does it in a cluster"
 OPENED = "pods that got a node had been let go by EGS's controller"
@@ -20,7 +23,9 @@ GONE = "pods ran on nodes that are not in the export: what those offered is not 
 NO_PODS = "tasks without GPUs are known from their workflow only: their waits count as running"
 ENDED_GPU = "GPU tasks are known from their workflow only: they start with their GPU seconds, cold starts are waits"
 OFFLOADED = "workflows keep their nodes in Argo's database: only their pods are known"
-OTHERS = "pods outside of pipelines held resources: what they took is not counted as offered"
+OTHERS = (
+    "pods of no run (of Argo, or by the label egs.io/workload) held resources: what they took is not counted as offered"
+)
 CLAIMS = "pods claim devices (DRA): those are not counted as GPUs"
 CORDONED = "nodes are cordoned, since an unknown time: they count as offered"
 
@@ -32,8 +37,9 @@ def past_of(seen: Seen, label: str = "") -> Past:
         found = list(attempts)
         _one_after_another(found)
         pods[found[0].run].extend(found)
+    is_labelled = bool(seen.runs) and all(run.is_labelled for run in seen.runs.values())
     return Past(
-        "kubeflow",
+        "kubernetes" if is_labelled else "kubeflow",
         seen.now_s,
         label,
         [_past_run(seen, run, pods[run.key]) for run in seen.runs.values()],
@@ -77,6 +83,11 @@ def _past_run(seen: Seen, run: RunSeen, pods: list[PodSeen]) -> PastRun:
     if run.ended_s is not None:
         past.ended_s = max([run.ended_s, *(pod.ended_s for pod in pods if pod.ended_s is not None)])
         past.outcome, past.cut_off_s = run.outcome or "aborted", run.ended_s
+    elif run.submitted_s is None and (ends := [pod.ended_s for pod in pods]) and None not in ends:
+        # no Workflow tells of its end: it is over where all of its pods are
+        past.ended_s = max(end for end in ends if end is not None)
+        last = {pod.task: pod.outcome for pod in pods}
+        past.outcome = "succeeded" if set(last.values()) == {"succeeded"} else "failed"
     known = {pod.task for pod in pods}
     for pod in {pod.task: pod for pod in pods}.values():
         parents = tuple(one for one in (run.parents or {}).get(pod.task, ()) if one in known)
@@ -89,8 +100,10 @@ def _attempt(seen: Seen, pod: PodSeen) -> Attempt:
     one = Attempt(pod.task, pod.attempt, pod.ready_s, pod.scheduled_s, None, pod.ended_s, pod.outcome, _needs(pod))
     one.node, one.reason = pod.node, pod.reason
     if pod.scheduled_s is None and pod.gate:
-        kind = "quota" if KUEUE_GATE in pod.gate else "order"
-        one.held = ((pod.ready_s or 0.0, kind, f"gated: {pod.gate}"),)
+        kind = "quota" if KUEUE_GATE in pod.gate else GATE if names.GATE in pod.gate else "order"
+        one.held = ((pod.ready_s or 0.0, kind, pod.waits if kind == GATE else f"gated: {pod.gate}"),)
+    elif pod.opened_s > (pod.ready_s or 0.0) + LOOK_S:  # why is reckoned from who held what
+        one.held = ((pod.ready_s or 0.0, CAPACITY, ""),)
     if pod.in_pod:
         one.code_s = next(time for time in (pod.code_s, pod.ended_s, seen.now_s) if time is not None)
     return one
@@ -118,6 +131,7 @@ def _offers(seen: Seen, node: NodeSeen) -> Iterator[Offer]:
 
 def _notes(seen: Seen) -> Iterator[str]:
     pods = list(seen.pods.values())
+    yield from seen.notes
     yield INSIDE
     if opened := len(_opened(seen)):
         yield f"{opened} of {len(_placed(seen))} {OPENED}"

@@ -44,7 +44,8 @@ class PodSeen:
 
 @dataclass
 class RunSeen:
-    """One run of a pipeline. parents: of each task, None where no Workflow told of them."""
+    """One run of a pipeline. parents: of each task, None where no Workflow told of them. is_labelled: it is known by
+    EGS's labels alone."""
 
     key: str
     name: str
@@ -54,6 +55,7 @@ class RunSeen:
     outcome: str = ""
     parents: dict[str, tuple[str, ...]] | None = None
     offloaded: bool = False
+    is_labelled: bool = False
 
 
 @dataclass
@@ -72,13 +74,14 @@ class NodeSeen:
 @dataclass
 class Seen:
     """All of it. others: pods that belong to no pipeline, for what they take of the nodes; now_s: the latest time
-    that anything in the files has."""
+    that anything in the files has. notes: what could not be read."""
 
     runs: dict[str, RunSeen] = field(default_factory=dict)
     pods: dict[tuple[str, str, int], PodSeen] = field(default_factory=dict)
     nodes: dict[str, NodeSeen] = field(default_factory=dict)
     others: list[PodSeen] = field(default_factory=list)
     now_s: float = 0.0
+    notes: list[str] = field(default_factory=list)
 
     def run(self, key: str, workflow: str, tenant: str) -> RunSeen:
         """The run of that key, made where it is not there."""

@@ -18,9 +18,18 @@ class _Shape(msgspec.Struct, rename="camel", frozen=True):
     """Base of them all: Kubernetes writes camelCase, and null for what is not there."""
 
 
+class Owner(_Shape, frozen=True):
+    kind: str = ""
+    name: str = ""
+    uid: str = ""
+    controller: bool | None = None
+
+
 class Meta(_Shape, frozen=True):
     name: str = ""
     namespace: str | None = None
+    uid: str | None = None
+    owner_references: list[Owner] | None = None
     generate_name: str | None = None
     creation_timestamp: Time | None = None
     deletion_timestamp: Time | None = None
