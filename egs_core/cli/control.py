@@ -23,7 +23,7 @@ from egs_core.adapter import (
 from egs_core.cli.rows import print_rows
 from egs_core.cli.site import control_run, show_runs
 from egs_core.client import places
-from egs_core.errors import EgsError, counted, node_words
+from egs_core.errors import EgsError, InputError, counted, node_words
 from egs_core.units import parse_seconds
 
 T = TypeVar("T")
@@ -87,12 +87,22 @@ preempt = _command(
 )
 
 
-def ps(on: On = "", address: Address = "", as_json: AsJson = False) -> None:
+def ps(
+    on: On = "",
+    address: Address = "",
+    as_json: AsJson = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Also the last runs of the site server that have ended, the latest last.")
+    ] = False,
+    limit: Annotated[int, typer.Option(min=1, help="With --all: how many of those that have ended.")] = 20,
+) -> None:
     """List the runs and devices of the site server; with --on, or where there is none, the workloads that run with EGS
     on a framework, and their running tasks: since when, on how many GPUs. It says whose they are."""
     if (site := _site(on, address)) is not None:
-        show_runs(site, as_json)
+        show_runs(site, as_json, limit if every else 0)
         return
+    if every:
+        raise InputError("--all", "only a site server keeps runs that have ended", "start egs serve, or set EGS_URL")
     found, asked = _of_framework(on, address, lambda adapter, there: adapter.running(there))
     if as_json:
         told = {"framework": asked.framework, "address": asked.address, "workloads": msgspec.to_builtins(found)}

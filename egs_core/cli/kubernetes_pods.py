@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from egs_core.kubernetes.cluster import Cluster
 
 HEADS = ("NAMESPACE", "RUN", "TASK", "POD", "STATE", "FOR", "NODE", "WHY")
+OLD_S = 30.0  # of a reason: what is older may hold no more, and its age is shown before it
 LEAST_WHY = 24  # columns, however narrow a terminal is
 Kubeconfig = Annotated[Path | None, typer.Option(help="File that names the cluster; default: the user's usual one.")]
 Context = Annotated[str | None, typer.Option(help="Context of that file; default: its current one.")]
@@ -42,7 +43,8 @@ def ps(
     """List the pods that EGS orders and that have not ended: what runs, what is next, what waits and why.
 
     FOR is how long a pod has run, or, where it has not started, how long it has waited since it was made. WHY is cut to
-    the width of a terminal; `egs kubernetes why POD` and --json have all of it.
+    the width of a terminal; `egs kubernetes why POD` and --json have all of it. What was said more than 30 seconds ago
+    begins with how long ago that was.
 
     Changes nothing. Needs the right to list pods.
     """
@@ -142,4 +144,6 @@ def _row(one: Standing, now: float) -> tuple[str, ...]:
     lasts = time_words(now - since) if since else ""
     first, _, more = one.why.partition(". ") if one.state == OPENED else (one.why, "", "")
     why = f"{first} …" if more else first  # the scheduler says a sentence more about each node that does not do
-    return one.namespace, one.run, one.task, one.pod, one.state, lasts, one.node, why
+    said = seconds_of(one.said)
+    old = f"(said {time_words(now - said)} ago) " if said and now - said > OLD_S else ""
+    return one.namespace, one.run, one.task, one.pod, one.state, lasts, one.node, old + why

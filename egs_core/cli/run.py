@@ -34,6 +34,7 @@ from egs_core.errors import EgsError, InputError
 from egs_core.notices import warn
 from egs_core.units import parse_bytes, parse_seconds
 
+PYTHON = re.compile(r"python[0-9.]*")
 INTERPRETER = re.compile(r"(python|bash|sh|zsh|perl|ruby|node|Rscript)[0-9.]*")
 
 
@@ -216,9 +217,10 @@ def run(
         with connected(address) as client, suppress(Unreachable):  # then the run waits for the server, as any
             for one in [*later, request]:
                 client.check(one)  # refused once, and now: not when it is needed
-    if shutil.which(command[0]) is None:
-        warn(f"there is no command {command[0]!r} here now: unless there is one by its turn, the run fails")
-    elif modules and not keep_ready and (line := absent_words(command, modules)):  # else the run or its keeper tells
+    line = _not_there(command)
+    if not line and modules and not keep_ready:  # else the run or its keeper tells
+        line = absent_words(command, modules)
+    if line:
         warn(line)
     if not detach:
         return start_here(address, job) if array is None else start_all_here(address, every)
@@ -230,6 +232,19 @@ def run(
     else:
         typer.echo(f"run {numbers[0]}; its output: egs logs {numbers[0]}")
     return 0
+
+
+def _not_there(command: list[str]) -> str:
+    """What is said of a command that could not be started here now, or of a script that its Python would not find."""
+    program = command[0]
+    if shutil.which(program) is None:
+        if "/" in program and os.path.isfile(program):
+            return f"{program} is not executable now: unless it is by its turn, the run fails (chmod +x {program})"
+        return f"there is no command {program!r} here now: unless there is one by its turn, the run fails"
+    is_python = PYTHON.fullmatch(PurePath(program).name) and len(command) > 1 and not command[1].startswith("-")
+    if is_python and not os.path.exists(command[1]):
+        return f"there is no script {command[1]!r} here now: unless there is one by its turn, the run fails"
+    return ""
 
 
 def _gang(text: str, array: int, wait: str) -> dict[str, object]:

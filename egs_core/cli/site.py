@@ -19,7 +19,7 @@ from egs_core.client import messages as c
 from egs_core.client.http import SiteClient, connected
 from egs_core.client.options import option_error
 from egs_core.client.places import URL, Address, find_address, has_listener, none_here
-from egs_core.client.waiting_words import evicted_words, starts_cell, starts_words
+from egs_core.client.waiting_words import evicted_words, starts_cell, starts_words, time_words
 from egs_core.errors import EgsError, InputError, counted
 from egs_core.units import parse_seconds
 
@@ -44,10 +44,14 @@ def number_of(client: SiteClient, word: str) -> str:
     return word if NUMBER.fullmatch(word) else client.view(word, named=True).id
 
 
-def show_runs(address: Address, as_json: bool) -> None:
-    """`egs ps`."""
+def show_runs(address: Address, as_json: bool, ended: int = 0) -> None:
+    """`egs ps`. ended: so many of the runs that have ended come first, the latest last."""
     with connected(address) as client:
-        found = client.runs()
+        found = client.runs(with_ended=ended > 0)
+    if ended:
+        over = sorted((run for run in found.runs if run.state == "ended"), key=lambda run: run.ended_at or 0.0)
+        still = [run for run in found.runs if run.state != "ended"]
+        found = found.model_copy(update={"runs": (*over[-ended:], *still)})
     if as_json:
         typer.echo(found.model_dump_json())
         return
@@ -127,9 +131,11 @@ def show_why(address: Address, run: str, as_json: bool) -> None:
             typer.echo(_progress_line(f"task {told.task}", told))
         return
     when = f"; {starts_words(view)}" if view.state == "waiting" else ""
-    text = view.reason or f"{view.outcome}, exit code {view.exit_code}"
+    text = view.reason or f"{view.outcome}{'' if view.exit_code is None else f', exit code {view.exit_code}'}"
     on = f", on {view.host}" if view.host else ""
     typer.echo(f"run {view.id} ({view.name}, {view.user}{on}): {view.state}: {text}{when}")
+    if view.state == "ended":
+        typer.echo(_lasted(view))
     for line in evicted_words(view):
         typer.echo(line)
     if view.note:
@@ -139,6 +145,18 @@ def show_why(address: Address, run: str, as_json: bool) -> None:
     if view.lost:
         left = f"; end these processes: {', '.join(map(str, view.processes))}" if view.processes else ""
         typer.echo(f"nothing is heard of its supervisor, so its devices are given to nobody{left}")
+
+
+def _lasted(view: c.RunView) -> str:
+    """How long a run that has ended had waited, and then ran, on what. What it waited for, the server has not kept."""
+    begun = view.ended_at if view.started_at is None else view.started_at
+    waited = f"it waited {time_words((begun or view.submitted_at) - view.submitted_at)}"
+    if view.started_at is None or view.ended_at is None:
+        return f"{waited} and was not started"
+    devices = f"{view.gpus:g} {view.flavor or 'GPU'}{'s' if view.gpus > 1 and not view.flavor else ''}"
+    on = f" on {devices}" if view.gpus else ", without a GPU"
+    start = datetime.fromtimestamp(view.started_at)
+    return f"{waited}, started at {start:%Y-%m-%d %H:%M:%S} and ran {time_words(view.ended_at - view.started_at)}{on}"
 
 
 def _progress_line(whose: str, told: c.ProgressView) -> str:
@@ -197,13 +215,15 @@ def _print_runs(runs: tuple[c.RunView, ...], now: float, several: bool) -> None:
     for view in runs:
         since = view.started_at if view.started_at is not None else view.submitted_at
         state = f"{view.state}, lost" if view.lost else view.doing
+        state += f": {view.outcome}" if view.state == "ended" and view.outcome else ""
         state += f", gang {view.gang.name}" if view.gang and not (view.inside or view.is_request) else ""
         state += _asked(view)
         devices = ", ".join(view.lease.devices) if view.lease else ""
         if view.tasks is not None:
             devices = f"{view.framework}: {view.tasks.running} tasks run, {view.tasks.waiting} wait"
         where = (view.host,) if several else ()
-        since_s = f"{max(0.0, now - since):,.0f} s"
+        until = now if view.ended_at is None else view.ended_at
+        since_s = f"{max(0.0, until - since):,.0f} s"
         held = (devices, *([view.flavor if view.lease else ""] if has_flavors else []))
         rows.append((view.id, view.name, view.user, *where, state, since_s, f"{view.gpus:g}", *held, view.queue))
     place, kind = ["host"] if several else [], ["flavor"] if has_flavors else []

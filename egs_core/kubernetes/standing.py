@@ -26,7 +26,7 @@ _WHY_OPENED = {
 
 class Standing(msgspec.Struct, frozen=True):
     """One pod. state: one of those above; why: what keeps it there; facts: what else is known of it; created, since:
-    moments, the second one that from which on it has run, or has waited."""
+    moments, the second one that from which on it has run, or has waited; said: when the controller said why."""
 
     namespace: str
     run: str
@@ -38,6 +38,7 @@ class Standing(msgspec.Struct, frozen=True):
     since: str = ""
     why: str = ""
     facts: tuple[str, ...] = ()
+    said: str = ""
 
 
 def standings(found: Iterable[Object]) -> list[Standing]:
@@ -65,6 +66,7 @@ def standing_of(raw: Object) -> Standing:
         moment(since) if since else "",
         why,
         tuple(_facts(pod, raw)),
+        moment(pod.waits_at) if state == WAITS and pod.waits_at else "",
     )
 
 

@@ -63,7 +63,7 @@ class Rights:
         runs = () if run_id.isdecimal() else self._runs.values()
         same = [run.id for run in runs if run.name == run_id and who.sees(run)][::-1]
         if not same:
-            return f"there is no run {run_id!r}: `egs ps` lists those that are open"
+            return f"there is no run {run_id!r}: `egs ps` lists those that are open, with --all also what has ended"
         return f"{run_id!r} is a name, and a run is meant by its number here: {listed(same, 3)}"
 
     def changeable(self, who: Principal, run_id: str) -> Run:

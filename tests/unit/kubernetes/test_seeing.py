@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,17 @@ def test_how_long_it_runs_or_waits(api: EmulatedApi, capsys: pytest.CaptureFixtu
     found = {one["pod"]: one for one in json.loads(capsys.readouterr().out)["pods"]}
     assert found["runs"]["since"] == moment(now - 600)
     assert found["waits"]["since"] == found["waits"]["created"] == moment(now - 7200)
+
+
+def test_a_reason_that_is_old_says_so(api: EmulatedApi, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the API server's clock. One that the controller has just said has no age."""
+    now = api.now()
+    for name, ago in (("old", 60), ("fresh", 5)):
+        api.add("pods", pod(name, notes={"egs.io/waits": f"{moment(now - ago)} place 1 of 1: no room"}))
+    assert asked(api, "ps", "-n", "team") == 0
+    rows = {row.split()[3]: row for row in capsys.readouterr().out.splitlines()[1:]}
+    assert re.search(r"\(said 6\d s ago\) place 1 of 1: no room", rows["old"])
+    assert "said" not in rows["fresh"]
 
 
 # --- how wide ---

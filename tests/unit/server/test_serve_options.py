@@ -33,6 +33,11 @@ def test_what_a_user_mistakes_is_told(site: RealSite, tmp_path: Path) -> None:
         127,
         "egs: there is no command 'no-such-command' here now: unless there is one by its turn, the run fails",
     )
+    script = tmp_path / "train.py"
+    script.write_text("#!/bin/sh\n")
+    assert f"{script} is not executable now" in site.egs("run", "--", str(script)).stderr.splitlines()[0]
+    absent = site.egs("run", "--", sys.executable, str(tmp_path / "no.py")).stderr.splitlines()[0]
+    assert absent.startswith(f"egs: there is no script '{tmp_path / 'no.py'}' here now")
     run = str(site.detached("--name", "rest", "--", "sh", "-c", "echo here; exec sleep 600")["id"])
     try:
         wait_for(lambda: site.told("why", run)["state"] == "running", "it runs")
@@ -52,6 +57,14 @@ def test_what_a_user_mistakes_is_told(site: RealSite, tmp_path: Path) -> None:
         done = site.egs("abort", "rest", "--grace", "0s")
         assert done.stdout.strip() == f"run {run} (rest): is told to end"
         wait_for(lambda: site.told("why", run)["state"] == "ended", "it has ended")
+        told = site.egs("why", run).stdout.splitlines()
+        assert re.fullmatch(r"it waited \d+ s, started at [-\d]+ [:\d]+ and ran \d+ s, without a GPU", told[1])
+        assert site.egs("why", other).stdout.splitlines()[1].endswith(" and was not started")
+        assert not re.search(r"\brest\b", site.egs("ps").stdout)
+        rows = re.findall(rf"^\W*({run}|{other})\b.*\bended\b", site.egs("ps", "--all").stdout, re.MULTILINE)
+        assert sorted(rows, key=int) == [run, other]
+        last = json.loads(site.egs("ps", "--all", "--limit", "1", "--json").stdout)["runs"]
+        assert [view["state"] for view in last] == ["ended"]
         again = site.egs("redo", "rest", "--detach", "--json")
         run = json.loads(again.stdout)["id"]
         assert site.egs("redo", "rest").stderr.startswith(f"error: run {run} (rest) has not ended")
