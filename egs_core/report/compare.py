@@ -10,6 +10,7 @@ import msgspec
 
 from egs_core.errors import InputError
 from egs_core.report import units
+from egs_core.report.lanes import NOT_TOLD
 from egs_core.runlog.claims import Claim, claim_of, noise_between
 from egs_core.runlog.intervals import Timeline
 from egs_core.runlog.io import Run
@@ -120,7 +121,7 @@ def check_same_tasks(runs: list[Run]) -> None:
 
 def device_name(device: DeviceMetrics, most: int) -> str:
     """most: letters of its node."""
-    which = "which GPU is not told" if device.device == UNTOLD else f"GPU {device.device}"
+    which = NOT_TOLD if device.device == UNTOLD else f"GPU {device.device}"
     return f"{units.short(device.node or 'node', most)}, {which}"
 
 

@@ -68,7 +68,8 @@
     return { ctx, width, height };
   }
 
-  const gutter = (width) => (width < 500 ? 52 : 72);
+  const longest = runs.reduce((most, run) => run.lanes.reduce((n, lane) => Math.max(n, lane.name.length), most), 0);
+  const gutter = (width) => Math.max(width < 500 ? 52 : 72, Math.min(8 + 6.4 * longest, 0.25 * width)); // 6.4: of a letter
 
   function scale(width) {
     const left = gutter(width), usable = width - left - 10;
@@ -97,6 +98,12 @@
     let fits = Math.floor((text.length * room) / ctx.measureText(text).width);
     while (fits > 1 && ctx.measureText(text.slice(0, fits) + "…").width > room) fits--;
     return fits > 1 ? text.slice(0, fits) + "…" : "";
+  }
+
+  function clipLane(ctx, name, room) { // of a node's name the end goes, not the number of its GPU
+    const [, node, gpu] = name.match(/^(.+?)( GPU \d+|, which GPU is not told)$/) || [name, name, ""];
+    const rest = room - ctx.measureText(gpu).width;
+    return gpu && rest > 24 ? clipText(ctx, node, rest) + gpu : clipText(ctx, name, room);
   }
 
   // --- what ran where ------------------------------------------------------------------------------------------------
@@ -221,7 +228,7 @@
     ctx.textBaseline = "middle";
     ctx.fillStyle = colours.ink;
     run.lanes.forEach((lane, n) => {
-      if (lane.name) ctx.fillText(clipText(ctx, lane.name, s.left - 8), s.left - 8, rows[n].y + Math.max(rows[n].high, 11) / 2);
+      if (lane.name) ctx.fillText(clipLane(ctx, lane.name, s.left - 8), s.left - 8, rows[n].y + Math.max(rows[n].high, 11) / 2);
     });
   }
 

@@ -262,6 +262,22 @@ def test_shares_of_one_gpu_stand_below_each_other() -> None:
     assert [lane.name for lane in lay_out(build_timeline(records))] == ["GPU 0", ""]
 
 
+def test_gpus_that_nobody_named_have_rows_of_their_node() -> None:
+    """As the table of GPUs has it: what is held is not idle beside that, and a node's other rows are what is left."""
+    records: list[Record] = [
+        Capacity(0, "m", cpus=2, gpus=2),
+        Capacity(0, "n", cpus=4, gpus=4),
+        WorkloadSubmitted(0, "w"),
+        Started(0, "w", "a", node="n", gpus=1),
+        Started(0, "w", "b", node="n", gpus=2),
+        Ended(1, "w", "a"),
+        Ended(1, "w", "b"),
+    ]
+    found = [(lane.name, len(lane.bars)) for lane in lay_out(build_timeline(records))]
+    untold = [("n, which GPU is not told", 1), ("", 1), ("", 1), ("", 0)]
+    assert found == [("m GPU 0", 0), ("m GPU 1", 0), *untold]
+
+
 @pytest.mark.parametrize(
     "records",
     [
