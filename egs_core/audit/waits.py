@@ -20,7 +20,7 @@ from egs_core.runlog.flow import Feasibility
 from egs_core.runlog.intervals import LET_GO, STARTING, Demand, Hold, Timeline, Wait
 from egs_core.runlog.steps import Interval, clip, subtract
 
-CAPACITY, GATE = "capacity", "gate"
+CAPACITY, GATE, SCHEDULER = "capacity", "gate", "scheduler"
 UNASKED = re.compile(r"until [0-9.]+: ")  # in old logs: the words of a hold that was written with its grant
 SLACK = 1e-6  # amounts of resources are sums of floats
 FREE = "resources were free: process start, environment set-up, or a limit of the framework's; it does not say"
@@ -114,6 +114,8 @@ def _explained(line: Timeline, wait: Wait, feasible: Feasibility, cpu_name: str,
     why = _reason(explained, bool(line.capacities), _told(wait), cpu_name, by_egs)
     if by_egs and wait.kind == STARTING:
         why = LET_GO
+    elif wait.kind == SCHEDULER and why == FREE:  # it knows more of nodes than what they have free
+        why = f"the scheduler has no node for it: {wait.told.get(SCHEDULER, 'it does not say why')}"
     elif by_egs and why == FREE and any(kind for _, _, kind in wait.pieces):
         why = _by_the_engine(explained, wait.told.get(CAPACITY, ""), cpu_name)
     return msgspec.structs.replace(explained, reason=why)
@@ -177,7 +179,7 @@ def _told(wait: Wait) -> str:
     """What the log itself says held it; "" where that is to be reckoned from who held what."""
     if wait.kind == GATE:  # its controller has said more than that
         return wait.told.get(GATE) or GATE
-    return "" if wait.kind in (CAPACITY, STARTING) else wait.kind
+    return "" if wait.kind in (CAPACITY, STARTING, SCHEDULER) else wait.kind
 
 
 def _reason(wait: ExplainedWait, known: bool, told: str, cpu: str, by_egs: bool) -> str:

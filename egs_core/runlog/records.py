@@ -102,11 +102,12 @@ class Ready(Record, frozen=True, tag="ready"):
 class Held(Record, frozen=True, tag="hold"):
     """Why a ready phase was not started, from `t` until the next one. kind, as `egs why` explains it: `capacity` (also
     where another task went first), `fragment` (free GPUs are parts of several), `quota`, `reservation`, `flavor`,
-    `gang`, `warming` and `process_slots` (its process), `limit`, `paused`, `infeasible`. Only in a framework's
-    history: `order` (a task that came later went first), `executor` (admitted, and not started yet by what starts
-    processes), `gate` (behind the gate of EGS's controller in a cluster). reason: what the engine said while the phase
-    waited; "" where it was not asked, as of a hold that is written with its grant, which says by which term it was
-    decided. waiting_for: the tasks that it waits for, where the reason is that they have not come or not ended."""
+    `gang`, `warming` and `process_slots` (its process), `limit`, `paused`, `infeasible`. Only in a framework's history:
+    `order` (a task that came later went first), `executor` (admitted, and not started yet by what starts processes),
+    `gate` (behind the gate of EGS's controller in a cluster), `scheduler` (that of a cluster has no node for it).
+    reason: what the engine said while the phase waited; "" where it was not asked, as of a hold that is written with
+    its grant, which says by which term it was decided. waiting_for: the tasks that it waits for, where the reason is
+    that they have not come or not ended."""
 
     t: float
     workload: str

@@ -84,6 +84,22 @@ def test_why_a_pod_waits_behind_its_gate(tmp_path: Path) -> None:
     assert found["nightly.two"] == "held back by EGS: gate"
 
 
+@pytest.mark.parametrize(
+    ("gpus", "reason"),
+    [(0, "the scheduler has no node for it: 0/1 nodes match its selector"), (2, "no node offers 2 GPUs and")],
+)
+def test_why_a_pod_without_a_gate_has_no_node(tmp_path: Path, gpus: int, reason: str) -> None:
+    """The scheduler's words, where there was room as far as can be reckoned; with EGS's controller and without."""
+    for notes in ({}, {"opened": f"{at(1)} nowhere"}):
+        export = Export()
+        export.node("gpu-1", gpus=1)
+        pod = export.own_pod("one", {**NIGHT, "task": "one"}, Try(0), gpus=gpus, **notes)
+        pod["spec"].pop("schedulingGates", None)
+        pod["status"]["conditions"][0]["message"] = "0/1 nodes match its selector"
+        (wait,) = told(export.write(tmp_path / "export.json")).waits
+        assert wait.reason.startswith(reason)
+
+
 def test_a_jobs_next_pod_is_its_next_attempt(tmp_path: Path) -> None:
     """After one has failed; pods of a task that ran beside each other are tasks of their own."""
     export = Export()

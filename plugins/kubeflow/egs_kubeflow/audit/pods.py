@@ -22,6 +22,7 @@ WORKFLOW = "workflows.argoproj.io/workflow"
 NODE_NAME = "workflows.argoproj.io/node-name"
 RUN_ID = "pipeline/runid"
 KILLED = "OOMKilled"  # a container that has more memory than its limit, or than its node has left
+MOST_WORDS = 300
 OUTCOMES = {"Succeeded": "succeeded", "Failed": "failed"}
 
 
@@ -72,6 +73,8 @@ def _pod_seen(pod: Pod, one: PodSeen) -> PodSeen:
     one.code_s = seconds(main.started_at) if main else None
     if bound is not None and bound.status == "True":
         one.scheduled_s = seconds(bound.last_transition_time)
+    elif bound is not None and bound.reason == "Unschedulable":
+        one.refusal = (bound.message or "")[:MOST_WORDS]
     one.scheduled_s = one.code_s if one.scheduled_s is None else one.scheduled_s
     one.gate = ", ".join(gate.name for gate in spec.scheduling_gates or [])
     notes = pod.metadata.annotations or {}

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 
-from egs_core.audit.waits import CAPACITY, GATE
+from egs_core.audit.waits import CAPACITY, GATE, SCHEDULER
 from egs_core.kubernetes import names
 from egs_core.runlog.past import Attempt, Needs, Offer, Past, PastRun, PastTask
 from egs_kubeflow.audit.seen import NodeSeen, PodSeen, RunSeen, Seen
@@ -102,11 +102,20 @@ def _attempt(seen: Seen, pod: PodSeen) -> Attempt:
     if pod.scheduled_s is None and pod.gate:
         kind = "quota" if KUEUE_GATE in pod.gate else GATE if names.GATE in pod.gate else "order"
         one.held = ((pod.ready_s or 0.0, kind, pod.waits if kind == GATE else f"gated: {pod.gate}"),)
-    elif pod.opened_s > (pod.ready_s or 0.0) + LOOK_S:  # why is reckoned from who held what
-        one.held = ((pod.ready_s or 0.0, CAPACITY, ""),)
+    else:
+        one.held = tuple(_held(pod))
     if pod.in_pod:
         one.code_s = next(time for time in (pod.code_s, pod.ended_s, seen.now_s) if time is not None)
     return one
+
+
+def _held(pod: PodSeen) -> Iterator[tuple[float, str, str]]:
+    """Of one without a gate. Why that was not opened sooner is reckoned from who held what."""
+    ready_s = pod.ready_s or 0.0
+    if pod.opened_s > ready_s + LOOK_S:
+        yield ready_s, CAPACITY, ""
+    if pod.refusal and pod.scheduled_s is None:
+        yield max(ready_s, pod.opened_s), SCHEDULER, pod.refusal
 
 
 def _needs(pod: PodSeen) -> Needs:

@@ -17,7 +17,7 @@ class PodSeen:
 
     outcome: "" while it goes on. gate: what a pod that is not scheduled yet is held back by. in_pod: a pod told.
     reason: why it failed, where its memory was not enough. opened_s: when EGS's controller opened its gate, 0: it did
-    not; waits: what that has said of why it is closed still.
+    not; waits: what that has said of why it is closed still. refusal: why the scheduler has no node for it.
     """
 
     run: str
@@ -40,6 +40,7 @@ class PodSeen:
     reason: str = ""
     opened_s: float = 0.0
     waits: str = ""
+    refusal: str = ""
 
 
 @dataclass

@@ -84,6 +84,7 @@ class Condition(_Shape, frozen=True):
     type: str = ""
     status: str = ""
     reason: str | None = None
+    message: str | None = None
     last_transition_time: Time | None = None
     last_heartbeat_time: Time | None = None
 
