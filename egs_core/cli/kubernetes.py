@@ -213,6 +213,7 @@ def controller(
         multikueue=multikueue,
     )
     cluster = Cluster(kubeconfig, context)
+    kubernetes_pods.say_absent(cluster, settings.namespaces, _say)
     if site is not None:
         look(cluster, site, _say, with_queues=kueue)
     found = Controller(cluster, settings, _say, tell=_say)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -125,6 +125,20 @@ def _check_is_there(cluster: Cluster, namespace: str) -> None:
         if error.status == 404:
             hint = "kubectl get namespaces lists them; -A is for the pods of all"
             raise InputError(f"namespace {namespace}", "is not there", hint) from None
+
+
+def say_absent(cluster: Cluster, namespaces: Iterable[str], say: Callable[[str], None]) -> None:
+    """Those that are not there now, a line each. Nothing else keeps a controller from its work: who may not ask, or is
+    not answered, says nothing."""
+    from egs_core.kubernetes.cluster import NAMESPACES, ApiError
+
+    for name in namespaces:
+        try:
+            cluster.get(NAMESPACES, name)
+        except ApiError as error:
+            if error.status != 404:
+                return
+            say(f"namespace {name}, which is to be served, is not there now: its pods are ordered once it is")
 
 
 def _print(found: list[Standing], now: float) -> None:

@@ -14,6 +14,7 @@ import yaml
 pytest.importorskip("kubernetes", reason="the client of Kubernetes is not installed")
 
 from egs_core.cli.app import run
+from egs_core.cli.kubernetes_pods import say_absent
 from egs_core.kubernetes.cluster import Cluster
 from egs_core.kubernetes.objects import moment
 from egs_core.kubernetes.standing import standing_of
@@ -207,3 +208,14 @@ def test_an_api_server_that_does_not_answer_is_one_line(
     )
     assert said.count("\n") == 1
     assert "Pool" not in said
+
+
+def test_a_namespace_to_serve_that_is_not_there_is_said_and_no_more(api: EmulatedApi) -> None:
+    """A line for each; none for one that is there, nor where namespaces may not be read."""
+    api.add("namespaces", {"metadata": {"name": "team"}})
+    told: list[str] = []
+    say_absent(Cluster(api.kubeconfig), ("nosuchns", "team", "other"), told.append)
+    assert [line.partition(",")[0] for line in told] == ["namespace nosuchns", "namespace other"]
+    api.forbidden.add("namespaces")
+    say_absent(Cluster(api.kubeconfig), ("nosuchns",), told.append)
+    assert len(told) == 2
