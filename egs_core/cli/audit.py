@@ -163,7 +163,9 @@ def _chosen(logs: list[Path], given: dict[str, str], events: Path | None) -> str
             for one in (name, *source.also)
         ]
         raise InputError(
-            "egs audit", "needs one source", f"egs audit {', '.join([*options, '--events PATH'])}, or RUNLOG..."
+            "egs audit",
+            "needs one source",
+            f"egs audit {', '.join([*options, '--events PATH'])}, or RUNLOG...; of a site server: egs cost",
         )
     if events is not None and not given and not alone:
         raise InputError("--events", "no installed adapter reads events", "give run logs")

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from egs_core.errors import InputError
 from egs_core.report.build import write_report
 from egs_core.runlog.io import Run, read_run
 from egs_core.runlog.metrics import summarise
@@ -16,7 +17,7 @@ DEFAULT_OUTPUT = Path("report.html")
 
 
 def report(
-    runlogs: Annotated[list[Path], typer.Argument(metavar="RUNLOG...", help="One or more run logs.")],
+    runlogs: Annotated[list[Path] | None, typer.Argument(metavar="RUNLOG...", help="One or more run logs.")] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="The page to write (default report.html; with --json none).")
     ] = None,
@@ -24,8 +25,12 @@ def report(
 ) -> None:
     """Write run logs as one self-contained HTML page.
 
-    Of several logs the one whose policy is native counts as before, else the first.
+    Of several logs the one whose policy is native counts as before, else the first. A site server's runs have none:
+    `egs cost`, `egs ps --all` and its dashboard show them.
     """
+    if not runlogs:
+        site = "name one; a site server's runs are shown by egs cost, egs ps --all and its dashboard"
+        raise InputError("egs report", "no run log is named", site)
     runs = [read_run(path) for path in runlogs]
     page = output or (None if as_json else DEFAULT_OUTPUT)
     written = write_report(runs, page) if page is not None else None

@@ -108,7 +108,7 @@ def test_page_and_run_log(native: str, tmp_path: Path, capsys: Out) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "needs one source"),
+        ([], "or RUNLOG...; of a site server: egs cost)"),
         (["{log}", "--events", "{folder}"], "needs one source"),
         (["{folder}/none.jsonl"], "no such file"),
         (["{log}", "--gpu-price", "-1"], "--gpu-price"),

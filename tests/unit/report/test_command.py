@@ -84,3 +84,12 @@ def test_missing_log_folder_and_no_log(tmp_path: Path, capsys: pytest.CaptureFix
     for arguments in ([str(tmp_path / "none.jsonl")], [str(tmp_path)], []):
         assert run(["report", *arguments]) == 2
         assert "Traceback" not in capsys.readouterr().err
+
+
+def test_without_a_run_log_it_says_what_shows_a_servers_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """One line on stderr and exit code 2."""
+    assert run(["report"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(
+        "error: egs report: no run log is named (name one; a site server's runs are shown by egs cost"
+    )
