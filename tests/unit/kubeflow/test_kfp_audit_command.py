@@ -32,7 +32,13 @@ def test_tables(export: str, capsys: Out) -> None:
     """What is printed: GPU time, the wait with its reason, the forecast, and what an export cannot tell."""
     assert run(["audit", "--kubeflow", export, "--gpu-price", "3.6"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    for part in ("2 jobs, 12 tasks", "GPU time by task", "no free GPU while train.fit", "band", "needs a controller"):
+    for part in (
+        "2 jobs, 12 tasks",
+        "GPU time by task",
+        "no free GPU while train.fit",
+        "band",
+        "egs kubernetes controller",
+    ):
         assert part in shown, part
     assert "cost: 0.16 held, 0.03 of it wasted" in shown
 
@@ -99,7 +105,7 @@ def patched(value: Any) -> Callable[[Export], object]:
 
 
 MALFORMED = {
-    "empty": (of(""), "is no export of a cluster"),
+    "empty": (of(""), "is empty: kubectl writes nothing where a kind is not there"),
     "cut off": (of('{"kind": "List", "items": ['), "is no export of a cluster"),
     "not UTF-8": (of(b'{"kind": "\xff\xfe"}'), "is no export of a cluster"),
     "a list": (of("[]"), "is no export of a cluster"),
