@@ -109,6 +109,11 @@ def kind_of(name: str) -> str:
     return name.partition(".")[0]
 
 
+def flavor_of_device(name: str) -> str:
+    """The flavor of devices of such a name."""
+    return name.partition(".")[2]
+
+
 def device_names(kind: str, node: Node) -> tuple[str, ...]:
     """Of each of a node's GPUs; none where all are of one kind."""
     return tuple(device_name(kind, flavor) for flavor in node.flavors) if node.is_apart else ()

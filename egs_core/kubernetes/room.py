@@ -14,11 +14,20 @@ MANY = 1_000_000
 
 
 def room_of(
-    node: Node, kind: str, ours: Iterable[Pod], others: Iterable[Pod], told: Collection[str], *, is_open: bool
+    node: Node,
+    kind: str,
+    ours: Iterable[Pod],
+    others: Iterable[Pod],
+    told: Collection[str],
+    *,
+    is_open: bool,
+    before: m.NodeAdded | None = None,
 ) -> m.NodeAdded:
     """Without what others hold there. One that is closed has what ours hold there, and nothing more. told: uids
-    of ours whose devices the engine counts itself."""
+    of ours whose devices the engine counts itself; before: what it was told of the node last. Devices that the node
+    offers no longer, as they have failed, stay closed while ours hold some: which of them have failed nobody says."""
     on, foreign = list(ours), list(others)
+    gone = _gone(node, kind, on, before)
     if is_open:
         cpu_milli = max(0, node.cpu_milli - sum(pod.shape.cpu_milli for pod in foreign))
         memory = max(0, node.memory_bytes - sum(pod.shape.memory_bytes for pod in foreign))
@@ -26,21 +35,38 @@ def room_of(
     else:
         cpu_milli, memory = sum(pod.shape.cpu_milli for pod in on), sum(pod.shape.memory_bytes for pod in on)
         closed = tuple(range(node.gpus))
+    gpus = node.gpus + len(gone)
     is_known = len(node.devices) == node.gpus > 0 and all(one.memory_bytes for one in node.devices)
     of_each = tuple(one.memory_bytes for one in node.devices) if is_known else ()
     return m.NodeAdded(
         node.name,
         cpu_milli / 1000,
-        node.gpus,
+        gpus,
         memory,
         max(of_each, default=None),
         flavor=kind,
-        closed=closed,
+        closed=(*closed, *range(node.gpus, gpus)),
         process_slots=MANY,
-        device_flavors=places.device_names(kind, node),
-        device_memory_bytes=of_each,
+        device_flavors=(*places.device_names(kind, node), *gone) if node.is_apart else (),
+        device_memory_bytes=(*of_each, *(max(of_each) for _ in gone)) if of_each else (),
         counts_closed=True,
     )
+
+
+def _gone(node: Node, kind: str, ours: Iterable[Pod], before: m.NodeAdded | None) -> tuple[str, ...]:
+    """Of each device that the engine was told of, or that ours hold, and that the node offers no longer, its flavor as
+    the engine knows it. None of a node on which ours hold no device."""
+    holding = [pod for pod in ours if pod.shape.gpu_milli]
+    if not holding:
+        return ()
+    if not node.is_apart:
+        held = sum(pod.shape.gpu_milli for pod in holding) // 1000
+        return (kind,) * (max(held, 0 if before is None else before.gpus) - node.gpus)
+    gone = [places.flavor_of_device(name) for name in (before.device_flavors if before else ())[node.gpus :]]
+    if not node.devices:  # else some of its driver's may stand for what ours hold
+        plugins = sum((Counter(dict(pod.resources)) for pod in holding), Counter[str]())
+        gone += sorted((plugins - Counter((*node.flavors, *gone))).elements())
+    return tuple(places.device_name(kind, flavor) for flavor in gone)
 
 
 def is_renumbered(before: Node | None, now: Node | None, on: Iterable[Pod]) -> bool:

@@ -203,8 +203,9 @@ class ClusterSession:
             node, on = there[name], heard.on.get(name, {}).values()
             ours, others = [pod for pod in on if pod.run], [pod for pod in on if not pod.run]
             kind = kinds.of(node)
-            event = room_of(node, kind, ours, others, heard.counted, is_open=node.is_open and kind not in closed)
-            if self._nodes.get(name) != event:
+            before, is_open = self._nodes.get(name), node.is_open and kind not in closed
+            event = room_of(node, kind, ours, others, heard.counted, is_open=is_open, before=before)
+            if before != event:
                 self._nodes[name] = event
                 events.append(event)
         self._there, self._closed = there, closed
@@ -260,8 +261,9 @@ class ClusterSession:
                 self._ungrant([known.task])
         if sights:
             closed = [self._nodes[name] for name in sorted({one.node for one in sights} & self._nodes.keys())]
-            closed = [one for one in closed if one.gpus and len(one.closed) == one.gpus]
-            # what runs on a closed node has its devices there; nothing is granted meanwhile
+            closed = [one for one in closed if one.gpus > self._there[one.node].gpus or len(one.closed) == one.gpus > 0]
+            # what runs on a closed node has its devices there, and so has what runs on more than there are by now;
+            # nothing is granted meanwhile
             self._report([msgspec.structs.replace(one, closed=()) for one in closed])
             self._report([m.TasksSeen(tuple(sights)), *closed])
 
