@@ -15,6 +15,7 @@ from airflow.providers.standard.operators.python import PythonOperator
 import egs_core as egs
 from egs_airflow.convert.needs import Needs, needs_of
 from egs_core.errors import InputError
+from egs_core.flavor_names import is_gpu_resource
 
 GPU = "nvidia.com/gpu"
 
@@ -73,6 +74,24 @@ def test_pods_of_operators() -> None:
     assert read(mapped) == (4.0, None, 10**9)
 
 
+def test_what_a_pod_calls_gpus_is_what_the_core_does() -> None:
+    """Of all vendors; slices and shared replicas count as one each, beside whole ones too. Other devices are none."""
+    names = (
+        "nvidia.com/mig-1g.5gb",
+        "nvidia.com/gpu.shared",
+        "amd.com/cpx_nps4",
+        "aws.amazon.com/neuron",
+        "google.com/tpu",
+    )
+    for name in names:
+        assert is_gpu_resource(name)
+        assert read(pod_task(container_resources={"limits": {name: "2"}})) == (2.0, None, None)
+    both = {"limits": {GPU: 1, "nvidia.com/mig-1g.5gb": 2, "rdma/hca": 4}}
+    assert read(pod_task(container_resources=both)) == (3.0, None, None)
+    with pytest.raises(InputError, match=r"nvidia.com/mig-1g.5gb: '{{ params.n }}' is known at run time only"):
+        read(pod_task(container_resources={"limits": {"nvidia.com/mig-1g.5gb": "{{ params.n }}"}}))
+
+
 def test_stored_pods_are_text_and_say_nothing() -> None:
     """Airflow stores a pod's resources as text: what is not an amount is not read as one."""
     assert read(pod_task(container_resources="{'limits': {'nvidia.com/gpu': 1}}")) == (None, None, None)
@@ -84,8 +103,6 @@ def test_what_is_known_at_run_time_is_unknown() -> None:
     assert read(pod_task(container_resources=templated)) == (None, None, None)
     with pytest.raises(InputError, match=r"t: container_resources: nvidia.com/gpu: '{{ params.n }}' is known at run"):
         read(pod_task(container_resources={"limits": {GPU: "{{ params.n }}"}}))
-    with pytest.raises(InputError, match="a part of a GPU whose share is not known"):
-        read(pod_task(container_resources={"limits": {"nvidia.com/mig-1g.5gb": 1}}))
 
 
 def test_places_must_agree() -> None:

@@ -5,8 +5,9 @@
     container_resources=V1ResourceRequirements(…)        of KubernetesPodOperator; also in full_pod_spec
     executor_config={"pod_override": V1Pod(…)}           of tasks that KubernetesExecutor runs
 
-Objects of the Kubernetes client are read by the names of their attributes, so that the client is not needed. Two places
-that state different amounts of the same are an InputError that names both.
+Objects of the Kubernetes client are read by the names of their attributes, so that the client is not needed. A slice of
+a GPU, and a replica of one that is shared, counts as one GPU, as in clusters. Two places that state different amounts
+of the same are an InputError that names both.
 """
 
 from __future__ import annotations
@@ -17,10 +18,9 @@ from functools import cache
 from typing import Any
 
 from egs_core.errors import InputError
+from egs_core.flavor_names import is_gpu_resource
 from egs_core.hints import TaskHints, hints_of
 from egs_core.units import parse_quantity
-
-GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe")
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def _of_containers(where: str, containers: Iterable[Any], place: str) -> Needs:
         held = {**_quantities(part(resources, "limits")), **_quantities(part(resources, "requests"))}
         for name, quantity in held.items():
             if (amount := _amount(name, quantity, f"{place}: {where}")) is not None:
-                kind = "gpus" if name in GPU_RESOURCES else name
+                kind = "gpus" if is_gpu_resource(name) else name
                 totals[kind] = totals.get(kind, 0.0) + amount
     memory = totals.get("memory")
     return Needs(where, totals.get("gpus"), totals.get("cpu"), None if memory is None else round(memory))
@@ -135,13 +135,12 @@ def _quantities(found: Any) -> dict[str, Any]:
 
 def _amount(name: str, quantity: Any, place: str) -> float | None:
     """A quantity in whole units. One of a GPU must be known: there is no graph of an unknown number of them."""
-    if name.startswith("nvidia.com/mig-"):
-        raise InputError(f"{place}: {name}", "is a part of a GPU whose share is not known", "state gpus in @egs.task")
-    if name not in (*GPU_RESOURCES, "cpu", "memory"):
+    is_gpu = is_gpu_resource(name)
+    if not (is_gpu or name in ("cpu", "memory")):
         return None
     try:
         return parse_quantity(str(quantity))
     except InputError:  # a template
-        if name not in GPU_RESOURCES:
+        if not is_gpu:
             return None
     raise InputError(f"{place}: {name}", f"{quantity!r} is known at run time only", "write a number of GPUs")
