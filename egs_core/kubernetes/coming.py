@@ -44,7 +44,7 @@ def to_come(runs: Iterable[Run], now: float) -> list[Wanted]:
             ):  # else the run alone knows
                 gpus = math.ceil(asks.gpus)
                 shape = Shape(asks.cpu_milli, 1000 * gpus, asks.memory_bytes)
-                devices = ((asks.gpu or GPU_RESOURCE, gpus),) if gpus else ()
+                devices = asks.devices or (((GPU_RESOURCE, gpus),) if gpus else ())
                 namespace, image, reading = run.workflow.namespace, full_name(asks.image), asks.reading
                 if reading is not None:
                     reading = msgspec.structs.replace(reading, namespace=namespace)

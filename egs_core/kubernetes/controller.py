@@ -37,6 +37,7 @@ from egs_core.kubernetes.learning import Learning
 from egs_core.kubernetes.limits import Limiting
 from egs_core.kubernetes.looked import Looked
 from egs_core.kubernetes.mirror import FORBIDDEN, Mirror
+from egs_core.kubernetes.notes import Notes
 from egs_core.kubernetes.opening import limit, open_gate
 from egs_core.kubernetes.placeholding import Placeholding
 from egs_core.kubernetes.pods import Node, Pod, node_of, pod_of, with_pauses
@@ -75,7 +76,7 @@ class Controller:
         self._ended = threading.Event()
         self._began = 0.0
         self._stepped_at = float("-inf")
-        self._said: dict[str, str] = {}
+        self._note = Notes(say).note
         self.opened = 0
         self.leader = Leader(cluster, settings.lease_namespace, names.CONTROLLER, settings.identity)
         self._course = Course(cluster.host, settings.namespaces, self.leader, tell)
@@ -426,11 +427,3 @@ class Controller:
 
     def _note_limit(self, pod: Pod, error: ApiError) -> None:
         self._note("deadlines", f"{pod.namespace}/{pod.name}: {error}: limits are not kept")
-
-    def _note(self, about: str, problem: str) -> None:
-        """Say it once, until it is another."""
-        if not problem:
-            self._said.pop(about, None)
-        elif self._said.get(about) != problem:
-            self._said[about] = problem
-            self._say(f"{about}: {problem}")

@@ -24,6 +24,8 @@ LOOK_S = 5.0
 REFUSALS = (400, 403, 422)
 REFUSED_S = 600.0
 """So long after one was refused none of its kind is made in its namespace."""
+MOST_READ = 1000
+"""Of so many different things that were read it is known how long that took, of those that were read last."""
 
 
 class Preloading:
@@ -44,7 +46,7 @@ class Preloading:
         self._volumes = Volumes(cluster, reads.volumes, note)
         self._next = 0.0
         self._refused: dict[tuple[str, bool], float] = {}  # by namespace, images or files: until when none is made
-        self._read_s: dict[str, float] = {}  # by what was read, how long that took
+        self._read_s: dict[str, float] = {}  # by what was read, how long that took, the last behind
         # by node and what is loaded, until when it is believed that the node has it, or that it cannot
         self._loaded: dict[tuple[str, str], float] = {}
         self._failed: dict[tuple[str, str], float] = {}
@@ -77,7 +79,8 @@ class Preloading:
         until = preloads.horizon(lead_s.values(), now)
         on_the_way = _with(had, ((one.node, load) for one in found for load in one.loads))
         foreseen = starts(wanted, all_pods, nodes, now, until, on_the_way)
-        steps = preloads.select_steps(foreseen, found, _with(had, self._failed), all_pods, now, lead_s)
+        refused = self._refused = {kind: until for kind, until in self._refused.items() if until > now}
+        steps = preloads.select_steps(foreseen, found, _with(had, self._failed), all_pods, now, lead_s, refused)
         for one in steps.over:
             self._learn(one, now)
         for one in (*steps.over, *steps.withdraw):
@@ -88,7 +91,7 @@ class Preloading:
         for start in steps.make:
             if not leads():
                 return
-            if self._refused.get(_kind_of(start), 0.0) <= now:
+            if preloads.kind_of(start.wanted) not in self._refused:
                 self._make(start, memory.get(start.node, 0), now)
 
     def _with_readable(
@@ -135,12 +138,18 @@ class Preloading:
         for load in one.loads if is_loaded and one.took_s is not None else ():
             took_s = (one.took_s or 0.0) / len(one.loads)
             if one.is_reader:
-                self._read_s[load] = took_s
+                self._keep_read(load, took_s)
             else:
                 self._learning.pulled(load, took_s, one.uid, now)
         if not is_loaded:
             act, why = ("read", f": {one.said}" if one.said else "") if one.is_reader else ("pulled", "")
             self._note(f"preload {', '.join(one.loads)}", f"was not {act} on node {one.node}{why}")
+
+    def _keep_read(self, load: str, took_s: float) -> None:
+        self._read_s.pop(load, None)
+        self._read_s[load] = took_s
+        if len(self._read_s) > MOST_READ:
+            del self._read_s[next(iter(self._read_s))]
 
     def _remove(self, one: Preload) -> None:
         try:
@@ -157,15 +166,10 @@ class Preloading:
             self._cluster.create(PODS, body, where)
         except ApiError as error:
             if error.status in REFUSALS:
-                self._refused[_kind_of(start)] = now + REFUSED_S
+                self._refused[preloads.kind_of(start.wanted)] = now + REFUSED_S
                 self._note(f"preload in {where}", f"{error}: none is made there for {REFUSED_S / 60:.0f} minutes")
             elif error.status not in (404, 409):  # its namespace is gone, or it is there
                 self._note(f"preload in {where}", str(error))
-
-
-def _kind_of(start: Start) -> tuple[str, bool]:
-    """Its namespace, and whether it reads."""
-    return start.wanted.namespace, start.wanted.reading is not None
 
 
 def _with(had: Mapping[str, Iterable[str]], more: Iterable[tuple[str, str]]) -> dict[str, set[str]]:

@@ -123,9 +123,11 @@ def select_steps(
     pods: Iterable[Pod],
     now: float,
     lead_s: Mapping[tuple[str, ...], float],
+    refused: Collection[tuple[str, bool]] = (),
 ) -> Steps:
     """starts: what is predicted; there: preloads that are there; had: by node, what it has or what is not to be tried
-    there; pods: of the cluster. lead_s: by what is loaded, so long before a start it has to be begun."""
+    there; pods: of the cluster. lead_s: by what is loaded, so long before a start it has to be begun. refused: of which
+    `kind_of` none is made, so that others have their places."""
     is_late = {one.uid for one in there if one.created + 2 * DEADLINE_S < now}  # no node has taken it
     over = tuple(one for one in there if (one.state != LOADING or one.uid in is_late) and not one.is_leaving)
     at_work = [one for one in there if one not in over and not one.is_leaving]
@@ -146,6 +148,8 @@ def select_steps(
         missing = _first_of(wanted, [load for load in lacks if (start.node, load) not in loading], lacks)
         if not missing.loads or SOONER * (start.at - now) > lead_s[wanted.loads]:
             continue
+        if kind_of(missing) in refused:
+            continue
         if len(there) + len(make) >= AT_ONCE:
             break
         if by_node.get(start.node, 0) < ON_ONE_NODE:
@@ -161,6 +165,11 @@ def _first_of(wanted: Wanted, missing: Collection[str], lacks: Collection[str]) 
     images = tuple(image for image in wanted.images if image in missing)[:MOST_IMAGES]
     reads = wanted.reading is not None and wanted.reading.key in missing and not any(i in lacks for i in wanted.images)
     return msgspec.structs.replace(wanted, images=images, reading=wanted.reading if reads else None)
+
+
+def kind_of(wanted: Wanted) -> tuple[str, bool]:
+    """Its namespace, and whether it reads: the API server may refuse preloads of one kind alone."""
+    return wanted.namespace, wanted.reading is not None
 
 
 def loads_of(pod: Pod) -> tuple[str, ...]:

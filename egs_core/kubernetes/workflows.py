@@ -23,7 +23,7 @@ from egs_core.flavor_names import is_gpu_resource
 from egs_core.kubernetes import names
 from egs_core.kubernetes.images import full_name
 from egs_core.kubernetes.objects import Object, items, length_s, number, part, quantity, seconds_of, text
-from egs_core.kubernetes.pods import hints_of, pod_of
+from egs_core.kubernetes.pods import Counts, hints_of, pod_of
 from egs_core.kubernetes.readings import Mount, Reading, reading
 
 OVER = frozenset(("Succeeded", "Failed", "Error", "Skipped", "Omitted"))
@@ -50,7 +50,8 @@ class Loop(msgspec.Struct, frozen=True):
 
 class Asks(msgspec.Struct, frozen=True):
     """What the pod of a step will be made of, as its driver is told or its template says: its container's image and
-    amounts, of nodes what `Pod.where` says, the name of its GPUs' resource, and what it reads when it begins."""
+    amounts, of nodes what `Pod.where` says, and what it reads when it begins. gpus: of all kinds; devices: how many of
+    each, where their resources are named."""
 
     image: str = ""
     gpus: float = 0.0
@@ -58,7 +59,7 @@ class Asks(msgspec.Struct, frozen=True):
     memory_bytes: int = 0
     where: str = ""
     pull_secrets: tuple[str, ...] = ()
-    gpu: str = ""
+    devices: Counts = ()
     reading: Reading | None = None
 
 
@@ -242,9 +243,8 @@ def _written(raw: Object, spec: Object) -> Asks:
     where = {key: raw.get(key) or spec.get(key) for key in ("nodeSelector", "affinity", "tolerations")}
     made = pod_of({"spec": {**where, "containers": [container, *items(raw, "sidecars")]}})
     secrets = tuple(text(one, "name") for one in items(spec, "imagePullSecrets"))
-    gpu = next((name for name, _ in made.devices), "")
     amounts = made.gpus, made.shape.cpu_milli, made.shape.memory_bytes
-    return Asks(text(container, "image"), *amounts, made.where, secrets, gpu)
+    return Asks(text(container, "image"), *amounts, made.where, secrets, made.devices)
 
 
 def _parameters(raw: Object) -> dict[str, str]:
@@ -265,14 +265,15 @@ def _asks(parameters: Mapping[str, str], arguments: Mapping[str, str]) -> Asks:
     }
     where = {key: value for key, value in stated.items() if value}
     secrets = (text(one, "secretName") for one in items(platform, "imagePullSecret"))
+    gpus, gpu = _gpus(part(resources, "accelerator")), _gpu(part(resources, "accelerator"))
     return Asks(
         text(container, "image"),
-        _gpus(part(resources, "accelerator")),
+        gpus,
         math.ceil(1000 * _amount(resources, "Cpu")),
         math.ceil(_amount(resources, "Memory")),
         json.dumps(where, sort_keys=True, default=str) if where else "",
         tuple(secret for secret in secrets if secret),
-        _gpu(part(resources, "accelerator")),
+        ((gpu, math.ceil(gpus)),) if gpu else (),
         reading("", full_name(text(container, "image")), _hints(platform), _mounts(platform)),
     )
 

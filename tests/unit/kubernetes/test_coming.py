@@ -10,12 +10,14 @@ import pytest
 
 from egs_core.graph.columns import Shape
 from egs_core.kubernetes.coming import to_come
-from egs_core.kubernetes.foreseen import Wanted
+from egs_core.kubernetes.foreseen import Wanted, starts
 from egs_core.kubernetes.images import pod_with_images
 from egs_core.kubernetes.objects import moment
 from egs_core.kubernetes.paths import Traces
+from egs_core.kubernetes.pods import node_of
 from egs_core.kubernetes.readings import Mount, readable
 from egs_core.kubernetes.workflows import workflow_of
+from tests.unit.kubernetes.made_pods import node as api_node
 from tests.unit.kubernetes.made_workflows import executor, group, node, task, workflow
 
 NOW = 1_800_000_000.0
@@ -76,7 +78,8 @@ def test_nothing_is_said_of_runs_that_cannot_be_read() -> None:
 
 
 def test_a_step_of_plain_argo_asks_as_its_template_says() -> None:
-    """Where it says nothing of nodes, as its Workflow does. Not if a pod-spec-patch changes it, or it is not EGS's."""
+    """Where it says nothing of nodes, as its Workflow does; of two kinds of GPUs so many of each. Not if a
+    pod-spec-patch changes it, or it is not EGS's."""
     limits = {"cpu": "2", "memory": "1Gi", "nvidia.com/gpu": "1"}
     made: dict[str, Any] = {"name": "train", "container": {"image": "image:2", "resources": {"limits": limits}}}
     made["metadata"] = {"labels": {"egs.io/workload": "w", "egs.io/predicted-s": "50"}}
@@ -92,6 +95,13 @@ def test_a_step_of_plain_argo_asks_as_its_template_says() -> None:
     assert found.images == ("docker.io/library/image:2",)
     assert (json.loads(found.where), found.pull_secrets) == ({"select": {"pool": "x"}}, ("s",))
     assert in_s([found]) == [(30.0, 50.0)]
+    limits |= {"nvidia.com/mig-1g.5gb": "2"}
+    (found,) = come(raw, runs_now)
+    assert found.devices == (("nvidia.com/gpu", 1), ("nvidia.com/mig-1g.5gb", 2))
+    offers = [dict(found.devices[: number + 1]) for number in range(2)]
+    whole, both = (node_of(api_node(f"n{n}", offers=one, labels={"pool": "x"})) for n, one in enumerate(offers))
+    assert [one.node for one in starts([found], [], [whole, both], NOW, NOW + 100)] == ["n1"]
+    assert starts([found], [], [whole, whole], NOW, NOW + 100) == []
     made["podSpecPatch"] = "{}"
     assert come(raw, runs_now) == []
     del made["podSpecPatch"], made["metadata"]["labels"]["egs.io/workload"]

@@ -209,6 +209,16 @@ def test_there_are_never_many() -> None:
     assert [where for where, _ in steps(everywhere)[0]] == [f"n{number}" for number in range(AT_ONCE)]
 
 
+def test_what_is_refused_takes_no_place_of_what_is_not() -> None:
+    """A namespace whose preloads the API server refuses has many that start first: another one's are made."""
+    refused = [start(1, f"n{number}") for number in range(2 * AT_ONCE)]
+    other = msgspec.structs.replace(start(2, "n0"), wanted=wanted("q", images=(BIG,)))
+    other = msgspec.structs.replace(other, wanted=msgspec.structs.replace(other.wanted, namespace="lab"))
+    leads = {(BIG,): 60.0}
+    found = preloads.select_steps([*refused, other], [], {}, (), NOW, leads, {("team", False)})
+    assert [one.wanted.namespace for one in found.make] == ["lab"]
+
+
 def test_one_goes_when_it_is_over_or_not_wanted() -> None:
     """Loaded, failed, or never placed: over. Withdrawn where nothing is to start there with its image any more, but not
     when its pod has come to the node: it waits for that very pull."""

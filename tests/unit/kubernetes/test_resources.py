@@ -347,8 +347,8 @@ def test_a_step_of_a_pipeline_asks_for_a_slice_by_its_name() -> None:
     for one in raw["spec"]["arguments"]["parameters"]:
         one["value"] = one["value"].replace("nvidia.com/gpu", SLICE)
     steps = [step for one in workflow_of(raw).templates.values() for step in one.steps or ()]
-    asked = [step.asks.gpu for step in steps if step.asks.gpus]
-    assert asked == [SLICE]
+    asked = [step.asks.devices for step in steps if step.asks.gpus]
+    assert asked == [((SLICE, 1),)]
 
 
 def test_a_pool_of_slices_is_compared_by_them() -> None:
