@@ -214,7 +214,7 @@ def test_what_is_refused_takes_no_place_of_what_is_not() -> None:
     refused = [start(1, f"n{number}") for number in range(2 * AT_ONCE)]
     other = msgspec.structs.replace(start(2, "n0"), wanted=wanted("q", images=(BIG,)))
     other = msgspec.structs.replace(other, wanted=msgspec.structs.replace(other.wanted, namespace="lab"))
-    leads = {(BIG,): 60.0}
+    leads: dict[tuple[str, ...], float] = {(BIG,): 60.0}
     found = preloads.select_steps([*refused, other], [], {}, (), NOW, leads, {("team", False)})
     assert [one.wanted.namespace for one in found.make] == ["lab"]
 
