@@ -29,7 +29,7 @@ from tests.unit.server.real_site import PATIENCE_S, RealSite, wait_for
 from tests.unit.server.test_serve_preload import has_ended, made
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.long,  # each run waits for the next process to stand ready: where much else runs, minutes
     pytest.mark.skipif(
         "/session-" in Path("/proc/self/cgroup").read_text(encoding="utf-8"),
         reason="in a login session of systemd nothing is loaded after a first run",
@@ -40,6 +40,8 @@ BASE = os.path.realpath(sys.executable)
 """A Python that is of no virtual environment, and has the user's own packages."""
 SESSION = "os.setsid()\n"
 PRCTL = "import ctypes\nassert ctypes.CDLL(None).prctl({}) == 0\n"
+OTHERWISE = "ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN\n"
+OTHERWISE += "signal.signal(signal.SIGHUP, signal.SIG_DFL if ignored else signal.SIG_IGN)"
 OWN = ("pid", "used_s")
 PER_RUN = ("EGS_LEASE", "EGS_WORK", "CUDA_VISIBLE_DEVICES")
 
@@ -213,7 +215,7 @@ APART: dict[str, dict[str, Any]] = {
     "no new rights": {"first": PRCTL.format("38, 1, 0, 0, 0")},
     "personality": {"first": "import ctypes\nctypes.CDLL(None).personality(0x0040000)"},
     "SIGINT ignored": {"first": "signal.signal(signal.SIGINT, signal.SIG_IGN)"},
-    "nohup": {"first": "signal.signal(signal.SIGHUP, signal.SIG_IGN)"},
+    "SIGHUP": {"first": OTHERWISE},
     "SIGALRM ignored": {"first": "signal.signal(signal.SIGALRM, signal.SIG_IGN)"},
     "signal blocked": {"first": "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})"},
     "closed input": {"first": "os.close(0)"},
@@ -380,9 +382,10 @@ def test_a_python_by_its_name_is_that_of_the_runs_own_path(site: RealSite, tmp_p
 
 def test_where_no_socket_can_be_made_it_is_said_and_the_run_is_as_without(site: RealSite, tmp_path: Path) -> None:
     runs = Runs(site, tmp_path / "job")
-    (tmp_path / f"egs-ready-{os.getuid()}").touch()
-    there = {"XDG_RUNTIME_DIR": str(tmp_path)}
-    first, cold = runs.told(environment=there), runs.told(environment=there, keep=False)
+    with tempfile.TemporaryDirectory() as folder:  # its path is short, as a socket's has to be
+        (Path(folder) / f"egs-ready-{os.getuid()}").touch()
+        there = {"XDG_RUNTIME_DIR": folder}
+        first, cold = runs.told(environment=there), runs.told(environment=there, keep=False)
     assert "not this user's alone" in first.said
     assert different(first, cold) == {}
 
