@@ -284,7 +284,7 @@ def test_why_a_host_offers_no_gpu(tmp_path: Path) -> None:
     own, with NVML's library as a host without a driver has it, and as one whose GPUs an inherited variable hides."""
     program = (
         "from egs_core.cli import serve; from egs_core.server.devices import host_offer;"
-        "assert not host_offer('', ()).devices; serve._tell_of_none('others')"
+        "assert not host_offer('', ()).devices; serve._tell_of_none('others', '')"
     )
 
     def said(**more: str) -> str:
