@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -23,7 +22,7 @@ from egs_core.flavor_names import flavor_of_product
 from egs_core.kubernetes.objects import Object, items, number, part, quantity, text
 from egs_core.kubernetes.pods import Device, Facts, Node
 from egs_core.kubernetes.selectors import Quantity, is_selected, version_of
-from egs_core.kubernetes.texts import kept
+from egs_core.kubernetes.texts import kept, kept_within, length_of
 
 OF_GPUS = "gpu."
 PRODUCTS = ("productName", "model", "product")
@@ -31,6 +30,8 @@ PRODUCTS = ("productName", "model", "product")
 FOR_LIMIT = "resource.kubernetes.io/extended-resource-claim"
 """Annotation of a claim that the scheduler made for a limit of a resource that a class stands for."""
 ALL = 0
+MOST_LETTERS = 4 << 20
+"""Of all selectors of which it is kept which devices they take."""
 KEPT_OFF = ("NoSchedule", "NoExecute")
 
 
@@ -309,7 +310,7 @@ def takes(tier: Tier, device: Device) -> bool:
     return _are_met(tier.selectors, device.facts)
 
 
-@lru_cache(maxsize=1 << 17)
+@kept_within(1 << 17, MOST_LETTERS, length_of)
 def _are_met(selectors: tuple[str, ...], facts: Facts) -> bool:
     return all(is_selected(one, facts) is not False for one in selectors)
 

@@ -9,13 +9,16 @@ from __future__ import annotations
 import hashlib
 import posixpath
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 
 import msgspec
+
+from egs_core.kubernetes.texts import kept_within, length_of
 
 MOST_NAMES = 100
 """So many files, and modules, of one task; the first of them."""
 SHOWN = 80
+MOST_LETTERS = 4 << 20
+"""Of all that is read whose names are kept."""
 
 
 class ReadRules(msgspec.Struct, frozen=True):
@@ -54,7 +57,12 @@ class Reading(msgspec.Struct, frozen=True):
         return _key(self)
 
 
-@lru_cache(maxsize=4096)
+def _length(one: Reading) -> int:
+    parts = (part for mount in one.mounts for part in (mount.claim, mount.path, mount.part))
+    return length_of((one.namespace, one.image, *one.files, *one.modules, *parts))
+
+
+@kept_within(4096, MOST_LETTERS, _length)
 def _key(one: Reading) -> str:
     named = ", ".join((*one.files, *one.modules))
     shown = named if len(named) <= SHOWN else f"{named[:SHOWN]}…"

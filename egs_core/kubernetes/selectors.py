@@ -14,15 +14,17 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from typing import Any
 
 import msgspec
 
 from egs_core.kubernetes.objects import quantity
 from egs_core.kubernetes.pods import Facts
+from egs_core.kubernetes.texts import kept_within
 
 MOST_BYTES = 10 * 1024
+MOST_LETTERS = 256 * 1024
+"""Of all selectors that are kept as they were parsed, which takes up to 200 bytes a letter."""
 _TEXT = re.compile(
     r"""(?P<text>[rR]?(?:\"(?:\\.|[^"\\])*\"|'(?:\\.|[^'\\])*'))|(?P<remark>//[^\n]*)"""
     r"""|(?P<sign>&&|\|\||!(?!=)|[?#`:])|(?P<name>[A-Za-z_]\w*)|(?P<other>\s+|.)""",
@@ -76,7 +78,7 @@ def version_of(text: str) -> Version | None:
     return None if found is None else Version((int(found[1]), int(found[2]), int(found[3])))
 
 
-@lru_cache(maxsize=1024)
+@kept_within(1024, MOST_LETTERS, len)
 def _parsed(expression: str) -> ast.expr | None:
     """As an expression of Python's; None for what is none."""
     if len(expression) > MOST_BYTES:

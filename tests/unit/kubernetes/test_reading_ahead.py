@@ -13,7 +13,10 @@ pytest.importorskip("kubernetes", reason="the client of Kubernetes is not instal
 
 from egs_core.cli.app import run
 from egs_core.kubernetes.cluster import ApiError, Cluster, Kind
+from egs_core.kubernetes.learning import Learning
 from egs_core.kubernetes.manifests import Installation, objects
+from egs_core.kubernetes.preloading import Preloading
+from egs_core.kubernetes.preloads import LOADED, Preload
 from egs_core.kubernetes.readers import MODULES_BYTES, reading_in
 from egs_core.kubernetes.readings import Mount, Reading, ReadRules
 from tests.unit.kubernetes.controlled import controlled
@@ -51,6 +54,16 @@ def reads(name: str = "waits", hints: dict[str, Any] | None = None) -> dict[str,
     found["spec"]["volumes"] = VOLUMES
     found["spec"]["containers"][0]["volumeMounts"] = MOUNTS
     return found
+
+
+def test_how_long_reading_took_is_known_of_the_last_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever may make pods may make up files without end."""
+    monkeypatch.setattr("egs_core.kubernetes.preloading.MOST_READ", 3)
+    nowhere: Any = None  # nothing is asked for
+    loading = Preloading(nowhere, 1.0, Learning(nowhere, "egs-system", print), print)
+    for load in ("a", "b", "c", "a", "d"):
+        loading._learn(Preload("u", "x", "team", "n1", (load,), LOADED, took_s=5.0, is_reader=True), 0.0)
+    assert [*loading._read_s] == ["c", "a", "d"]
 
 
 def of(one: dict[str, Any]) -> Reading:
