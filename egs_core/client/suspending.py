@@ -97,7 +97,7 @@ class Suspension:
         """The server has seen that something of it runs: somebody has let it go on. After a while all of it ends."""
         self._refused += 1
         if self and self._refused < MOST_REFUSALS:
-            _send(signal.SIGSTOP, [one.pid for one in self.processes])
+            self.stay()
         elif self:
             self._aside = None
             self._kill()
@@ -109,8 +109,9 @@ class Suspension:
             self._guard = _start_guard(self._aside.processes)
 
     def stay(self) -> None:
-        """What somebody has let go on meanwhile is stopped again."""
-        _send(signal.SIGSTOP, [one.pid for one in self.processes if not is_stopped(one.pid)])
+        """What somebody has let go on meanwhile is stopped again. A number may be another process's by now."""
+        goes_on = [one.pid for one in self.processes if is_alive(one) and not is_stopped(one.pid)]
+        _send(signal.SIGSTOP, goes_on)
 
     def end(self, run: str, devices: Sequence[str]) -> int:
         """The command's first process where it goes on; else 0, and nothing of it is left."""

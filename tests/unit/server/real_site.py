@@ -12,14 +12,15 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
 from egs_core.cli import app
 from egs_core.client import messages as c
-from egs_core.client.http import Refused, SiteClient, trusted_owners
+from egs_core.client.http import Refused, SiteClient, Unreachable, trusted_owners
 from egs_core.client.places import Address
+from egs_core.client.processes import descendants, is_stopped
 from tests.unit.server.forked import Forked, python_words
 
 PATIENCE_S = 240.0
@@ -149,6 +150,18 @@ class RealSite:
         """Ids of what has not ended, by name."""
         return {run.name: run.id for run in self.client.runs().runs}
 
+    def standing(self) -> str:
+        """For a failure: its processes, with what they have said and nobody has read, and what the server says."""
+        lines = [f"{_process_words(one)}: {_unread(one.stderr)!r}" for one in self._begun]
+        try:
+            lines += [
+                f"run {run.id} {run.name}: {run.state}, lease {run.lease}, {run.reason}"
+                for run in self.client.runs().runs
+            ]
+        except (Refused, Unreachable, KeyError) as error:  # KeyError: no server has begun
+            lines.append(f"the server: {error!r}")
+        return "\n".join(lines)
+
     def _begin(
         self, command: list[str], environment: dict[str, str] | None = None, folder: Path | None = None
     ) -> subprocess.Popen[str]:
@@ -166,6 +179,29 @@ class RealSite:
         )
         self._begun.append(begun)
         return begun
+
+
+def _process_words(one: subprocess.Popen[str]) -> str:
+    """Its number and words, how it has ended or what the kernel says of it, and which numbers below it are stopped."""
+    try:
+        lines = Path(f"/proc/{one.pid}/status").read_text().splitlines()
+        found = ", ".join(line for line in lines if line.startswith(("State", "PPid", "Sig", "ShdPnd")))
+        found += f"; below it: {[(below.pid, is_stopped(below.pid)) for below in descendants(one.pid)]}"
+    except OSError:
+        found = "gone"
+    return f"{one.pid} {' '.join(map(str, one.args))[:300]} ({one.poll()}; {found})"  # type: ignore[arg-type]
+
+
+def _unread(pipe: IO[str] | None) -> str:
+    if pipe is None or pipe.closed:
+        return ""
+    os.set_blocking(pipe.fileno(), False)
+    try:
+        return os.read(pipe.fileno(), 1 << 16).decode(errors="replace")
+    except BlockingIOError:
+        return ""
+    finally:
+        os.set_blocking(pipe.fileno(), True)
 
 
 def _called(arguments: tuple[str, ...], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:

@@ -36,6 +36,9 @@ def own_site(folder: Path, gpus: int, **files: str) -> Iterator[RealSite]:
     try:
         found.start(*arguments)
         yield found
+    except Exception as error:
+        error.add_note(found.standing())
+        raise
     finally:
         found.close()
 

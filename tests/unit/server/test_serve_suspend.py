@@ -52,7 +52,8 @@ class Low:
         where = where or ("--gpus", "1")
         words = (*where, "--suspend", "--name", "low", "--", sys.executable, "-c", COUNTS)
         self.run = site.run(*words, str(self.file), str(self.go), folder=project)
-        wait_for(lambda: self.count, "it counts")
+        wait_for(lambda: self.count or self.run.poll() is not None, "it counts")
+        assert self.count, f"it has ended with {self.run.returncode}: {self.run.communicate()[1]}"
         self.pids = [int(pid) for pid in (folder / "low.pids").read_text().split()]
 
     @property
