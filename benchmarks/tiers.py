@@ -2,9 +2,15 @@
 
     python -m benchmarks.tiers [--jobs 3000] [--runs 3] [--noise 0.1]
 
-How fast each type of job is on each flavor is Gavel's measured table, jobs and prices are those of `heterogeneous`
-(without EGS_DATA the table is drawn, and the result says so). A type is profiled: `runs` times on each flavor, each
-time with a log-normal error of so much. Then each job asks for one flavor, by:
+How fast each type of job is on each flavor is Gavel's measured table, prices are those of `heterogeneous` (without
+EGS_DATA the table is drawn, and the result says so). Two suites:
+
+    drawn        jobs of one GPU as in `heterogeneous`, types uniform over the table
+    trace        Gavel's trace (MIT) of a cluster at Microsoft: arrivals, lengths and GPUs, 1 to 4, of its jobs, which
+                 Gavel gave types; the worth of an hour is set on the first half, figures are of the second (EGS_DATA)
+
+A type, on so many GPUs, is profiled: `runs` times on each flavor, each time with a log-normal error of so much. Then
+each job asks for one flavor, by:
 
     newest       all ask for a V100, as who knows nothing of their job does
     habit        each type asks for one that was drawn for it
@@ -12,7 +18,7 @@ time with a log-normal error of so much. Then each job asks for one flavor, by:
     egs          what `recommend` says of the profile
     best         the best flavor for each job by its true speeds, known afterwards
 
-At equal time: what an hour is worth is set on other seeds so that the mean time of egs is that of the one that it is
+At equal time: what an hour is worth is set on other jobs so that the mean time of egs is that of the one that it is
 compared with. Devices are there for all, so a job's time is its run time: no queue. Regret is of what is counted then:
 money and the worth of time. With deadlines, and with at most twice the fastest time, it is of money, counted only
 where more was paid, beside the share of jobs that are late, or slower than that.
@@ -26,10 +32,11 @@ import math
 import os
 import random
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from benchmarks.heterogeneous import FLAVORS, NAMES, Job, Speeds, draw_jobs, load_speeds
+from benchmarks.heterogeneous import FLAVORS, NAMES, STRICT, Job, Speeds, draw_jobs, load_speeds
 from egs_core.engine.specs import HOUR_S
 from egs_core.profiling.tiers import STRETCH, Measured, Tier, Wishes, recommend
 
@@ -41,14 +48,32 @@ Profile = dict[str, list[Measured]]  # by type of job
 Pick = Callable[[Job], str]
 
 
-def profile_of(speeds: Speeds, runs: int, noise: float, seed: int) -> Profile:
-    """Runs of each type of one GPU on each flavor that has it; noise: of the logarithm of their seconds."""
+def trace_of(data: str, speeds: Speeds) -> list[Job]:
+    """The trace's jobs of a size that the table has, in order; their deadlines are drawn as `heterogeneous` does."""
+    draw, jobs = random.Random(0), []
+    rows = (Path(data) / "gpu" / "gavel_msr_seed0_103959.trace").read_text().splitlines()
+    for number, row in enumerate(rows):
+        kind, _, _, _, steps, at, gpus = row.split("\t")
+        if rates := speeds.get((kind, int(gpus))):
+            seconds = {flavor: float(steps) / rate for flavor, rate in rates.items()}
+            deadline = draw.choice(STRICT) * min(seconds.values())
+            jobs.append(Job(str(number), type_of(kind, int(gpus)), float(at), seconds, int(gpus), deadline))
+    return jobs
+
+
+def type_of(kind: str, gpus: int) -> str:
+    return kind if gpus == 1 else f"{kind}, {gpus} GPUs"
+
+
+def profile_of(speeds: Speeds, kinds: Container[str], runs: int, noise: float, seed: int) -> Profile:
+    """Runs of each of these types on each flavor that has it; noise: of the logarithm of their seconds."""
     draw, found = random.Random(seed), Profile()
-    for (kind, gpus), rates in sorted(speeds.items()):
-        for flavor, rate in rates.items() if gpus == 1 else ():
+    for (name, gpus), rates in sorted(speeds.items()):
+        kind = type_of(name, gpus)
+        for flavor, rate in rates.items() if kind in kinds else ():
             for _ in range(runs):
                 seconds = SAMPLE_S * rates[NAMES[0]] / rate * math.exp(draw.gauss(0.0, noise))
-                found.setdefault(kind, []).append(Measured(flavor, seconds))
+                found.setdefault(kind, []).append(Measured(flavor, seconds, gpus))
     return found
 
 
@@ -72,7 +97,7 @@ def best(value: Callable[[Job, str], float]) -> Pick:
 
 
 def cost(job: Job, flavor: str) -> float:
-    return PRICES[flavor] * job.seconds[flavor] / HOUR_S
+    return PRICES[flavor] * job.gpus * job.seconds[flavor] / HOUR_S
 
 
 def with_worth(worth: float) -> Callable[[Job, str], float]:
@@ -101,19 +126,22 @@ def worth_for(jobs: Sequence[Job], profile: Profile, time_s: float) -> float:
     return high
 
 
-def measure(speeds: Speeds, count: int, runs: int, noise: float) -> dict[str, Any]:
+def drawn(speeds: Speeds, count: int, seeds: Sequence[int]) -> list[Job]:
+    return [job for seed in seeds for job in draw_jobs(speeds, count, 4.0, seed, sizes=False)]
+
+
+def measure(speeds: Speeds, tuned: Sequence[Job], jobs: Sequence[Job], runs: int, noise: float) -> dict[str, Any]:
     """All figures, each the mean over profiles of several seeds; `most_regret` the largest of them."""
-    tuned = [job for seed in TUNE_SEEDS for job in draw_jobs(speeds, count, 4.0, seed, sizes=False)]
-    jobs = [job for seed in TEST_SEEDS for job in draw_jobs(speeds, count, 4.0, seed, sizes=False)]
     tuned, jobs = _everywhere(tuned), _everywhere(jobs)
     draw = random.Random(5)
-    habits = {kind: draw.choice(NAMES) for kind in sorted({job.type for job in jobs})}
+    kinds = {job.type for job in (*tuned, *jobs)}
+    habits = {kind: draw.choice(NAMES) for kind in sorted(kinds)}
     rivals: dict[str, Pick] = {"newest": lambda _: NAMES[0], "habit": lambda job: habits[job.type]}
     rivals |= {f"static {name}": (lambda _, name=name: name) for name in NAMES[1:]}  # type: ignore[misc]  # its default
-    profiles = [profile_of(speeds, runs, noise, seed) for seed in PROFILE_SEEDS]
+    profiles = [profile_of(speeds, kinds, runs, noise, seed) for seed in PROFILE_SEEDS]
     against = [_mean([_against(name, rival, tuned, jobs, one) for one in profiles]) for name, rival in rivals.items()]
     bounded = [_mean(list(rows)) for rows in zip(*[_bounded(jobs, one) for one in profiles], strict=True)]
-    return {"jobs": len(jobs), "types": len(habits), "equal_time": against, "bounded": bounded}
+    return {"jobs": len(jobs), "types": len({job.type for job in jobs}), "equal_time": against, "bounded": bounded}
 
 
 def _mean(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -198,13 +226,20 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     data = os.environ.get("EGS_DATA")
-    found = measure(load_speeds(data), arguments.jobs, arguments.runs, arguments.noise)
-    found |= {"runs": arguments.runs, "noise": arguments.noise, "table": "Gavel's" if data else "drawn"}
-    if arguments.json:
-        print(json.dumps(found))
-        return 0
-    print(f"{found['jobs']} jobs of {found['types']} types, {found['table']} table")
-    print(_table([*found["equal_time"], *found["bounded"]]))
+    speeds = load_speeds(data)
+    count = arguments.jobs
+    suites = {"drawn": (drawn(speeds, count, TUNE_SEEDS), drawn(speeds, count, TEST_SEEDS))}
+    if data:
+        traced = trace_of(data, speeds)
+        suites["trace"] = traced[: len(traced) // 2], traced[len(traced) // 2 :]
+    for name, (tuned, jobs) in suites.items():
+        found = measure(speeds, tuned, jobs, arguments.runs, arguments.noise) | {"suite": name}
+        found |= {"runs": arguments.runs, "noise": arguments.noise, "table": "Gavel's" if data else "drawn"}
+        if arguments.json:
+            print(json.dumps(found))
+            continue
+        print(f"{name}: {found['jobs']} jobs of {found['types']} types, {found['table']} table")
+        print(_table([*found["equal_time"], *found["bounded"]]))
     return 0
 
 
