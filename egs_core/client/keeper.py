@@ -147,6 +147,13 @@ class Known(Learned):
                 self.unfit_until_s = now_s + (CHANGED_S if self.has_changed else UNFIT_S)
         self.stands = [one for one in self.stands if not one.is_over]
 
+    def wanted(self, now_s: float, worth_s: float) -> int:
+        """How many should stand. What loads is left to it as long as none has: else what takes longer than
+        `FIRST_LOAD_S` would be ended before it has loaded, again and again, and nobody would learn how long it
+        takes."""
+        should = how_many(self, now_s, self.most, worth_s)
+        return should if self.has_loaded else max(should, min(1, self.standing))
+
     def loading_bytes(self) -> int:
         """Of memory, which those that load are still to take."""
         return self.size_bytes * sum(one.loaded_s is None for one in self.stands)
@@ -219,7 +226,7 @@ class Keeper:
         left = room - sum(known.loading_bytes() for known in self._lines.values())
         for known in self._lines.values():
             is_fit = now_s >= known.unfit_until_s and room > -1 and not self._may_be_alone()
-            wanted = how_many(known, now_s, known.most, self._allowance.worth_s) if is_fit else 0
+            wanted = known.wanted(now_s, self._allowance.worth_s) if is_fit else 0
             left = known.have(wanted, left)
         if any(known.stands for known in self._lines.values()):
             return LOOK_S

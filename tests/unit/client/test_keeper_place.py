@@ -17,9 +17,11 @@ import msgspec
 import pytest
 
 from egs_core.client import surroundings
-from egs_core.client.keeper import UNFIT_S, is_session, listening
+from egs_core.client.keeper import UNFIT_S, Known, is_session, listening
 from egs_core.client.processes import LEASE_VARIABLE, process
 from egs_core.client.ready import Answer, Ask, Line, Standing, _close_words, connected
+from egs_core.client.stock import FIRST_WORTH_S
+from egs_core.demand import how_many
 
 PATIENCE_S = 60.0
 NOTHING = Ask(Line(["python3"], ".", "/", [], {}, [], ["null 4096"] * 3), most=0, waited_s=0.0)
@@ -170,6 +172,39 @@ def test_how_long_runs_take_is_learned_and_one_that_still_loads_is_handed_over(f
     wait_for(lambda: asked(Ask(line, most=1))[0].is_short, "how long it took is known")
     wait_for(lambda: stands(has_loaded=False), "another one loads")
     assert run() == "ended 0"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(is_session(Path("/proc/self/cgroup").read_text()), reason="one run alone loads nothing there")
+def test_what_loads_for_longer_than_anybody_knows_is_left_to_it(folder: Path, keepers: Keepers) -> None:
+    """Between runs that come every 20 s none should stand for 10 s: what loads for the first time goes on all the same.
+    Once it has loaded it ends, as all do of which nobody has need."""
+    path = folder / "ready-a.sock"
+    (folder / "slow.py").write_text(
+        f"import os, time\nwhile not os.path.exists({str(folder)!r} + '/go'): time.sleep(0.02)"
+    )
+    os.utime(folder / "slow.py", (1e9, 1e9))
+    line = Line([sys.executable, "-c", ""], "", "/", ["slow"], {"PYTHONPATH": str(folder)}, [], ["null 4096"] * 3)
+    keepers.begin(path, Ask(line, most=1, waited_s=0.0, came_ago_s=64.0))
+
+    def asked(ask: Ask) -> Answer:
+        with connected(path) as to:
+            to.send(msgspec.json.encode(ask))
+            return msgspec.json.decode(to.recv(1 << 16), type=Answer)
+
+    wait_for(lambda: answering(path) != 0, "it answers")
+    wait_for(lambda: any(one.pid for one in asked(Ask()).standing), "one loads")
+    (loads,) = asked(Ask()).standing
+    for ago_s in (44.0, 24.0, 4.0):
+        asked(Ask(line, most=1, waited_s=0.0, came_ago_s=ago_s))
+    known = Known(line)
+    known.came_s, known.most = [-64.0, -44.0, -24.0, -4.0], 1
+    assert how_many(known, 0.0, 1, FIRST_WORTH_S) == 0
+    for _ in range(2):  # before the second answer it has looked how many should stand
+        assert [one.pid for one in asked(Ask()).standing] == [loads.pid]
+    (folder / "go").touch()
+    wait_for(lambda: asked(Ask()).standing == [], "it has loaded and ends")
+    assert asked(Ask(line, most=1, wants=True)).why == ""
 
 
 def test_what_a_command_would_inherit_is_said_with_its_number(tmp_path: Path) -> None:
