@@ -179,6 +179,7 @@ class Ready:
                 connected(self._path).close()
                 self.is_short = self._asked(comes=True)[0].is_short
                 return
+            tempfile.TemporaryFile(dir=self._path.parent).close()  # else nobody hears that the keeper has no room there
             _start_keeper(self._path, first)
             self._is_first = True
         except (OSError, UnicodeError) as error:

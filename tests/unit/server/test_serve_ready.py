@@ -18,7 +18,8 @@ import pytest
 from egs_core.client import messages as c
 from egs_core.client.ready import Shown, shown
 from tests.unit.server.real_site import EGS, PATIENCE_S, RealSite, wait_for
-from tests.unit.server.test_serve_preload import SLOW, WORK, has_ended, made
+from tests.unit.server.test_serve_preload import SLOW, WORK, has_ended, held, made
+from tests.unit.server.test_store_away import fill_up, small_disk
 
 pytestmark = pytest.mark.skipif(
     "/session-" in Path("/proc/self/cgroup").read_text(encoding="utf-8"),
@@ -371,3 +372,67 @@ def test_a_retry_begins_as_without_and_what_is_idle_ends(runs: Runs) -> None:
     assert idle.wait(PATIENCE_S) == 128 + signal.SIGTERM
     assert has_ended(ready.pid)
     assert "idle for 1 s" in error_of(idle)
+
+
+@pytest.mark.slow
+def test_a_server_that_is_restarted_still_has_the_run_in_its_process(site: RealSite, runs: Runs) -> None:
+    """The command goes on with its GPU, which nobody else gets; what stands ready by then serves the next run."""
+    first, _, _ = runs.line(*OPTIONS, *COMMAND)
+    ready = stands()
+    assert runs.end(first) == [5]
+    second, told, _ = runs.line(*OPTIONS, *COMMAND)
+    assert told["pid"] == ready.pid
+    device, run = told["environment"]["CUDA_VISIBLE_DEVICES"], told["environment"]["EGS_LEASE"].split(".")[1]
+    site.kill()
+    site.start()
+    wait_for(lambda: site.open(), "the server knows its run")
+    ready = stands()
+    third, told, _ = runs.line(*OPTIONS, *COMMAND)
+    assert told["pid"] == ready.pid
+    assert told["environment"]["CUDA_VISIBLE_DEVICES"] != device
+    assert (site.devices()[device], second.poll()) == (run, None)
+    assert runs.end(second, third) == [5, 5]
+    wait_for(lambda: not any(site.devices().values()), "its GPU is free")
+
+
+@pytest.mark.slow
+def test_a_run_that_is_paused_while_it_waits_keeps_its_process(site: RealSite, runs: Runs, tmp_path: Path) -> None:
+    """Which has loaded, and which no other run gets; when it is resumed it begins there."""
+    first, _, _ = runs.line(*OPTIONS, *COMMAND)
+    ready = stands()
+    assert runs.end(first) == [5]
+    with held(site, tmp_path):
+        paused = runs.begin(*OPTIONS, "--name", "paused", *COMMAND)
+        wait_for(lambda: all(ready.pid != one.pid for answer in shown() for one in answer.standing), "it is taken")
+        site.client.control(site.open()["paused"], "pause", c.Control())
+    other, told, _ = runs.line(*OPTIONS, *COMMAND)
+    assert told["pid"] != ready.pid
+    assert (paused.poll(), has_ended(ready.pid)) == (None, False)
+    site.client.control(site.open()["paused"], "resume", c.Control())
+    assert paused.stdout is not None
+    told = json.loads(paused.stdout.readline())
+    assert (told["pid"], told["ahead"]) == (ready.pid, True)
+    assert runs.end(paused, other) == [5, 5]
+
+
+@pytest.mark.slow
+def test_where_the_disk_has_no_room_for_a_socket_it_is_said(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each run begins as without, once. A disk of which only all bytes are taken has room: a socket has none."""
+    with small_disk(Path(os.environ["XDG_RUNTIME_DIR"]) / "small", "size=64k,nr_inodes=4") as disk:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(disk))
+        runs.environment["XDG_RUNTIME_DIR"] = str(disk)
+        (disk / f"egs-ready-{os.getuid()}").mkdir(mode=0o700)
+        fill_up(disk)
+        last = disk / "last"
+        last.touch()
+        for _ in range(2):
+            without, told, _ = runs.line(*OPTIONS, *COMMAND)
+            assert (told["ahead"], runs.end(without)) == (False, [5])
+            assert "nothing can stand ready: [Errno 28] No space left on device" in error_of(without)
+        last.unlink()
+        first, _, _ = runs.line(*OPTIONS, *COMMAND)
+        ready = stands()
+        (keeper,) = shown()
+        assert (runs.end(first), error_of(first)) == ([5], "")
+        os.kill(keeper.keeper, signal.SIGTERM)
+        wait_for_end(keeper.keeper, ready.pid)

@@ -37,11 +37,11 @@ def refusal(havoc: Havoc) -> str:
 
 
 @contextmanager
-def small_disk(folder: Path) -> Iterator[Path]:
+def small_disk(folder: Path, size: str = f"size={SMALL}") -> Iterator[Path]:
     """Skips where nobody may mount one."""
     folder.mkdir()
     done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={SMALL}", "egs-test", str(folder)], capture_output=True, check=False
+        ["mount", "-t", "tmpfs", "-o", size, "egs-test", str(folder)], capture_output=True, check=False
     )
     if done.returncode != 0:
         pytest.skip(f"no file system of a size of its own may be mounted here: {done.stderr.decode().strip()}")
