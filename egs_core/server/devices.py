@@ -94,7 +94,7 @@ def why_none() -> str:
 
         pynvml.nvmlInit()
     except ImportError:
-        return "the package nvidia-ml-py is not installed"
+        return "the package nvidia-ml-py is not installed: pip install 'egs-core[server]'"
     except pynvml.NVMLError as error:
         return f"NVIDIA's driver does not answer: {error}"
     try:

@@ -113,6 +113,26 @@ def declared_dependencies() -> set[str]:
     return {re.split(r"[\s<>=!~\[;]", line, maxsplit=1)[0].lower() for line in wanted} - own
 
 
+def test_what_the_site_server_imports_comes_with_its_extras() -> None:
+    """`pip install '.[server]'` is all that a GPU server is told to install: with it, GPUs are found, too. jwt and
+    apprise are in extras of their own; starlette comes with fastapi."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = project["dependencies"] + project["optional-dependencies"]["server"]
+    there = {re.split(r"[\s<>=!~\[;]", line, maxsplit=1)[0].lower().replace("-", "_") for line in wanted}
+    imported = {name for path in (ROOT / "egs_core/server").rglob("*.py") for name in modules_of(path)}
+    others = imported - set(sys.stdlib_module_names) - {"egs_core", "jwt", "apprise", "starlette"}
+    dists = {"pynvml": "nvidia_ml_py"}
+    assert {dists.get(name, name) for name in others} - there == set()
+
+
+def modules_of(path: Path) -> set[str]:
+    """First words of what a file imports, at its beginning or later."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    named = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    named += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
+    return {name.partition(".")[0] for name in named}
+
+
 def project_files() -> list[Path]:
     """The pyproject.toml of the core and of every adapter."""
     return [ROOT / "pyproject.toml", *sorted(ROOT.glob("plugins/*/pyproject.toml"))]
