@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from egs_core.engine.messages import Moment, Reason, in_seconds
 from egs_core.engine.meters import described
-from egs_core.engine.order.place_words import chosen_order, promise, why_another_goes_first
+from egs_core.engine.order.place_words import chosen_order, passed_by, promise, why_another_goes_first
 from egs_core.engine.order.queue import ReadyQueue
 from egs_core.engine.rules import quota
 from egs_core.engine.rules.deadlines import window_of
@@ -241,8 +241,9 @@ def _ready(
     names = tuple(state.task_ids[state.task_of[p]] for p in ahead[:SHOWN])
     in_line = f"; {len(ahead)} ahead of it, first {', '.join(names)}" if ahead else "; it is first in the queue"
     in_line += why_another_goes_first(state, queue, phase, ahead[0]) if ahead else ""
-    in_line += chosen_order(state, state.queue_of(task), moment)
     phases = queue.members(queue.leader_of(phase))
+    in_line += passed_by(state, queue, phases, moment) if not ahead else ""
+    in_line += chosen_order(state, state.queue_of(task), moment)
     in_line += _deadline(state, phases, moment) + promise(state, queue, phases, moment) if state.has_deadlines else ""
     kind = "capacity" if not room else "reservation"
     if not room and (scattered := _scattered([state.nodes[i] for i in fitting], shape)):

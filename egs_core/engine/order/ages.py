@@ -18,7 +18,7 @@ class Ages:
         self._state = state
         self._keys = keys
         self._default_max_wait_s = default_max_wait_s
-        self.timers = Timers(self._overdue_at)
+        self.timers = Timers(self.overdue_at)
 
     def enter(self, phase: int) -> None:
         """The phase is being queued."""
@@ -33,7 +33,8 @@ class Ages:
         while (phase := self.timers.pop(now)) is not None:
             yield phase
 
-    def _overdue_at(self, phase: int) -> float | None:
+    def overdue_at(self, phase: int) -> float | None:
+        """When the `max_wait` of a queued phase has passed; None where it has none, or is overdue."""
         key = self._keys.get(phase)
         if key is None or is_overdue(key):
             return None

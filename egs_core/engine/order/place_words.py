@@ -1,4 +1,5 @@
-"""Why another submission goes before a waiting task's: the deciding term in words, with its numbers."""
+"""Why another submission goes before a waiting task's: the deciding term in words, with its numbers. And what may start
+before a task that is first."""
 
 from __future__ import annotations
 
@@ -8,9 +9,13 @@ from egs_core.engine.messages import Moment
 from egs_core.engine.order.queue import PROMISE, ReadyQueue
 from egs_core.engine.order.submission_order import remaining_work
 from egs_core.engine.specs import LEARNED, NO_QUEUE
+from egs_core.engine.state.nodes import WHOLE_DEVICE
 from egs_core.engine.state.state import State
+from egs_core.errors import listed, node_words
 
 HOUR_S, MINUTE_S = 3600.0, 60.0
+MOST_NODES = 5
+NEVER = float("inf")
 WORK_UNITS = 1_000_000  # thousandths times milliseconds of a second
 
 
@@ -35,6 +40,36 @@ def why_another_goes_first(state: State, queue: ReadyQueue, phase: int, first: i
             f"; {theirs} has waited for others longer than the {order.wait_limit(other.submission):.0f} s that it may"
         )
     return f"; {theirs} came first, and has about as much work left"
+
+
+def passed_by(state: State, queue: ReadyQueue, phases: Sequence[int], moment: Moment) -> str:
+    """What may start before phases that start together and are first, on what is free and not enough for them; "" where
+    that is nothing."""
+    if kept := next((state.reservations[p] for p in phases if p in state.reservations), None):
+        where = listed(sorted({node_words(state.nodes[number].name) for _, number in kept.places}), MOST_NODES)
+        since = f" from {moment(kept.at)} on" if kept.at > state.now else ""
+        return f"; room on {where} is kept for it{since}: others start there only where that should not delay it"
+    if sum(state.shape_of(p).gpu_milli for p in phases) <= WHOLE_DEVICE:
+        return ""
+    key = queue.full_key(queue.leader_of(phases[0]))
+    if queue.is_late(key) or queue.is_overdue(key):
+        is_next = not queue.lines.are_several()
+        return "; what comes after it starts only where that should not delay it" if is_next else ""
+    stated, learned = _late_at(state, queue, phases)
+    until = min(stated, learned)
+    about = "about " if learned < stated else ""
+    kept_then = f" until {about}{moment(until)}, then room is kept for it" if until < NEVER else ""
+    return f"; what needs fewer GPUs may start before it{kept_then}"
+
+
+def _late_at(state: State, queue: ReadyQueue, phases: Sequence[int]) -> tuple[float, float]:
+    """When one of the phases will have waited too long: by its `max_wait`, and by what is known of its queue's work."""
+    order = queue.lines.order
+    stated = [queue.ages.overdue_at(p) for p in phases] if queue.policy.ages else []
+    numbers = {state.workloads[state.task_workload[state.task_of[p]]].submission for p in phases}
+    learned = [order.late_at(number) for number in numbers] if order is not None else []
+    first, second = [min((at for at in found if at is not None), default=NEVER) for found in (stated, learned)]
+    return first, second
 
 
 def chosen_order(state: State, number: int, moment: Moment) -> str:

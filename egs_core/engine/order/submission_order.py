@@ -175,7 +175,7 @@ class SubmissionOrder:
         for number, place in enumerate(self.places):
             if self._state.submissions[number].open_tasks:
                 is_current = self._class_of(number) == self._classes[number] and self._count(number) == place
-                due = self._due_of(number) if self._may_wait_long(number) else None
+                due = self.late_at(number)
                 if not is_current or (due is not None and due < self._state.now) != (number in self.late):
                     found.append(number)
         return found
@@ -233,6 +233,11 @@ class SubmissionOrder:
             return True
         self.timers.set(number, due)
         return False
+
+    def late_at(self, number: int) -> float | None:
+        """When the submission will have waited too long for others, by what is known now; None where nothing of it
+        waits, or only its queue or a configuration says how long it may."""
+        return self._due_of(number) if self._may_wait_long(number) else None
 
     def _due_of(self, number: int) -> float | None:
         oldest = self._oldest(number)

@@ -159,7 +159,7 @@ class Granting:
         may_reserve = has_own_rights or queue.has_come_forward(key)
         if may_reserve and is_within and (queue.is_overdue(key) or self._must_reserve(key, phases, phase_class)):
             self._reserve(phase, phases)
-        elif not has_own_rights:
+        elif not has_own_rights and queue.is_late(key) == queue.is_late_behind_others(key):  # else: once others come
             queue.unplaceable_classes.add(phase_class)
 
     def _note_refused(self, phase: int, phase_class: PhaseClass) -> None:

@@ -64,8 +64,55 @@ def test_what_is_free_but_scattered_is_a_fragment() -> None:
     assert (reason.status, reason.kind) == ("ready", "fragment")
     assert reason.text == (
         "needs 2 GPUs: 2 GPUs are free on 2 nodes together, on none of them enough: "
-        "x has 1 of 2 GPUs wholly free; y has 1 of 2 GPUs wholly free; it is first in the queue"
+        "x has 1 of 2 GPUs wholly free; y has 1 of 2 GPUs wholly free; it is first in the queue; "
+        "what needs fewer GPUs may start before it until about 60.000 s, then room is kept for it"
     )
+
+
+def test_what_smaller_ones_may_do_before_the_first_is_said() -> None:
+    """Until its `max_wait` they may start on what is not enough for it, and one does; from then on room is kept for it,
+    which at first only those may use that should end before. Nothing of it where it needs no more than a GPU,
+    nor of one that is not first."""
+    bench = EngineBench()
+    bench.send(m.NodeAdded("x", 8.0, 2))
+    bench.submit(graph_of({"long": (), "short": ()}, {"long": (gpu(200.0),), "short": (gpu(9.0),)}))
+    bench.start("long")
+    bench.start("short")
+    bench.submit(graph_of({"wide": ()}, {"wide": (gpu(9.0, 2.0),)}, {"wide": TaskOptions(max_wait_s=30.0)}), "two")
+    bench.submit(graph_of({"small": ()}, default=(gpu(40.0),)), "three")
+    bench.submit(graph_of({"last": ()}, default=(gpu(300.0),)), "four")
+    first = "needs 2 GPUs: x has 0 of 2 GPUs wholly free; it is first in the queue; "
+    assert bench.reason("wide").text == (
+        f"{first}what needs fewer GPUs may start before it until 30.000 s, then room is kept for it"
+    )
+    assert "1 ahead of it, first wide" in bench.reason("small").text
+    assert "fewer" not in bench.reason("small").text
+    bench.end("short", 9.0)
+    assert bench.status("small") == "granted"
+    bench.start("small")
+    bench.send(m.Tick(), 30.0)
+    assert bench.reason("wide").text == (
+        f"{first}room on x is kept for it from 200.000 s on: others start there only where that should not delay it"
+    )
+    bench.end("small", 49.0)
+    assert bench.reason("last").kind == "reservation"
+    bench.send(m.Tick(), 201.0)
+    assert bench.reason("wide").text == (
+        "needs 2 GPUs: x has 1 of 2 GPUs wholly free; it is first in the queue; room on x is kept for it:"
+        " others start there only where that should not delay it"
+    )
+    bench.end("long", 202.0)
+    assert bench.status("wide") == "granted"
+
+
+def test_a_single_gpu_that_is_waited_for_is_passed_by_nobody() -> None:
+    bench = EngineBench()
+    bench.send(m.NodeAdded("x", 8.0, 1))
+    bench.submit(graph_of(dict.fromkeys("abc", ()), default=(gpu(9.0),)))
+    assert [bench.reason(n).text for n in "bc"] == [
+        "needs 1 GPU: x has 0 of 1 GPU wholly free; it is first in the queue",
+        "needs 1 GPU: x has 0 of 1 GPU wholly free; 1 ahead of it, first b",
+    ]
 
 
 def test_granted_and_running_say_where() -> None:

@@ -331,6 +331,27 @@ def test_who_waits_too_long_keeps_what_it_lacks() -> None:
     assert bench.granted()[-1] == "big"
 
 
+@pytest.mark.parametrize("preempts", [False, True])
+def test_who_waits_alone_is_not_passed_for_ever(preempts: bool) -> None:
+    """Both GPUs are wanted. Small ones come one by one, each before the last one has ended, so that none of them ever
+    waits behind it: late, it reserves what it lacks as soon as the next one comes."""
+    bench = EngineBench(4, 2, config=EngineConfig(preempt=preempts))
+    bench.submit(graph_of({"s0": ()}, default=(gpu(20.0),)), "w0")
+    bench.start("s0")
+    bench.submit(graph_of({"big": ()}, {"big": (gpu(20.0, 2.0),)}), "big")
+    at, small = 0.0, 0
+    while bench.status(f"s{small}") == "running" and at < 1000:
+        at, small = at + 10, small + 1
+        bench.submit(graph_of({f"s{small}": ()}, default=(gpu(20.0),)), f"w{small}", at)
+        if bench.status(f"s{small}") == "granted":
+            assert at <= wait_limit(bench, 1)
+            bench.start(f"s{small}")
+            bench.end(f"s{small - 1}", at + 5)
+    assert bench.reason(f"s{small}").kind == "reservation"
+    bench.end(f"s{small - 1}", at + 6)
+    assert bench.status("big") == "granted"
+
+
 def wait_limit(bench: EngineBench, submission: int) -> float:
     order = bench.engine._queue.lines.order
     assert order is not None

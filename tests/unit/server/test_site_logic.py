@@ -37,6 +37,25 @@ def test_what_has_room_is_granted_and_what_has_none_waits_and_says_why(site: Sit
     assert site.view(ANN, "2").state == "granted"
 
 
+def test_the_first_is_told_what_may_start_before_it(site: SiteLogic) -> None:
+    """Fewer GPUs than it needs are free, and one that came later has them. After four times what there was to do when
+    it came, what comes starts only where it delays nothing, and room is kept: from when on is said while that is ahead.
+    """
+    busy = start(site, 1, gpus=2, expected_s=600.0)
+    waits = site.submit(BOB, request(2, gpus=3, expected_s=600.0))
+    until = "what needs fewer GPUs may start before it until about 1970-01-01 01:23:20 UTC, then room is kept for it; "
+    assert f"it is first in the queue; {until}GPUs are held by 1 (job1, ann)" in waits.reason
+    small = start(site, 3, expected_s=60.0)
+    end(site, small)
+    site.at(4001.0)
+    assert site.submit(ANN, request(4, expected_s=6000.0)).kind == "reservation"
+    reason = site.view(BOB, waits.id).reason
+    kept = "others start there only where that should not delay it; GPUs are held by 1 (job1, ann)"
+    assert reason.endswith(f"; room on host is kept for it from 1970-01-01 02:30:02 UTC on: {kept}")
+    end(site, busy)
+    assert site.view(BOB, waits.id).state == "granted"
+
+
 def test_no_time_is_promised_where_a_length_is_unknown(site: SiteLogic) -> None:
     start(site, 1, gpus=3)
     assert site.submit(ANN, request(2)).starts_in_s is None
