@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeGuard
 
 import msgspec
 import typer
@@ -35,6 +35,7 @@ from egs_core.sim.simulator import Simulation
 
 SHOWN = 5
 MOST_NAMED = 20  # tasks that one name stands for
+_HOW = {"failed": "failed", "aborted": "was aborted", "skipped": "was skipped"}
 Waits = dict[tuple[str, str, int, int], Wait]  # by workload, task, phase, attempt
 
 
@@ -47,7 +48,8 @@ def why(
         ),
     ],
     tasks: Annotated[
-        list[str] | None, typer.Argument(metavar="TASK...", help="Task ids; of a run log also names.")
+        list[str] | None,
+        typer.Argument(metavar="TASK...", help="Ids or names of tasks, or the end of one behind a dot or a slash."),
     ] = None,
     slots: Annotated[int | None, typer.Option(help=shared.SLOTS_HELP)] = None,
     cpus: Annotated[float | None, typer.Option(help=shared.CPUS_HELP)] = None,
@@ -187,9 +189,9 @@ def _reason(reason: Reason) -> dict[str, Any]:
 
 
 def named_tasks(records: list[r.Record], words: list[str], place: str) -> tuple[list[str], dict[str, int]]:
-    """The ids of the tasks that are meant, by id, by label, or by name: of the tasks of one name those that waited
-    longest, and by name how many more there are. Raises InputError."""
-    known = list(dict.fromkeys(x.task for x in records if isinstance(x, (r.TaskAdded, r.Started))))
+    """The ids of the tasks that are meant, by id, label or name, or by the end of a name where no two end so: of the
+    tasks of one name those that waited longest, and by name how many more there are. Raises InputError."""
+    known = list(dict.fromkeys(x.task for x in records if _tells_of_a_task(x)))
     labels = labels_of(records)
     names = {x.task: x.name for x in records if isinstance(x, r.TaskAdded)}
     own_names = {x.task: x.label for x in records if isinstance(x, r.TaskAdded) if x.label}
@@ -200,12 +202,14 @@ def named_tasks(records: list[r.Record], words: list[str], place: str) -> tuple[
             [task for task in known if word in (task, labels.get(task))]
             or [task for task in known if word == own_names.get(task)]
             or [task for task in known if word == names.get(task)]
+            or _ending_in(word, {task: names.get(task) or labels.get(task, task) for task in known}, place)
+            or _ending_in(word, {task: labels.get(task, task) for task in known}, place)
         )
         if not same:
             there = list(
                 dict.fromkeys([*(labels.get(task, task) for task in known), *own_names.values(), *names.values()])
             )
-            hint = did_you_mean(word, there) or f"its tasks: {listed(there)}"
+            hint = _skipped_around(word, records) or did_you_mean(word, there) or f"its tasks: {listed(there)}"
             raise InputError(place, f"has no task {word!r}", hint)
         if len(same) > 1:
             waited_s: dict[str, float] = defaultdict(float)
@@ -218,6 +222,28 @@ def named_tasks(records: list[r.Record], words: list[str], place: str) -> tuple[
     return list(dict.fromkeys(found)), left
 
 
+def _tells_of_a_task(x: r.Record) -> TypeGuard[r.TaskAdded | r.Started | r.Ended]:
+    """Also the end of a branch that was skipped, which is no task of its own."""
+    return isinstance(x, (r.TaskAdded, r.Started)) or (isinstance(x, r.Ended) and x.outcome == "skipped")
+
+
+def _ending_in(word: str, called: dict[str, str], place: str) -> list[str]:
+    """Tasks, by id in `called`, whose names end in a group's name and then the word. Raises InputError where several
+    names do."""
+    same = [task for task, name in called.items() if name.endswith((f".{word}", f"/{word}"))]
+    if len(meant := list(dict.fromkeys(called[task] for task in same))) > 1:
+        raise InputError(place, f"has {len(meant)} tasks called {word!r}", f"say which: {listed(meant)}")
+    return same
+
+
+def _skipped_around(word: str, records: list[r.Record]) -> str:
+    """That a branch or group in which the task would be, by its name, was skipped; of what is in it a log says no more.
+    "" where none was."""
+    skipped = [x for x in records if isinstance(x, r.Ended) and x.outcome == "skipped"]
+    around = next((x for x in skipped if word.startswith((f"{x.task}.", f"{x.task}/"))), None)
+    return "" if around is None else f"{around.task} was skipped at {around.t:,.3f} s: {around.reason}".rstrip(": ")
+
+
 def waits_in_log(records: list[r.Record], tasks: list[str], place: str) -> list[dict[str, Any]]:
     """The same from what was recorded, one entry a workload that has such a task; and which tasks started meanwhile.
     tasks: ids, labels or names."""
@@ -226,14 +252,13 @@ def waits_in_log(records: list[r.Record], tasks: list[str], place: str) -> list[
     starts = sorted((x for x in records if isinstance(x, r.Started)), key=lambda x: x.t)
     out = []
     for task in tasks:
-        workloads = dict.fromkeys(
-            x.workload for x in records if isinstance(x, (r.TaskAdded, r.Started)) and x.task == task
-        )
+        workloads = dict.fromkeys(x.workload for x in records if _tells_of_a_task(x) and x.task == task)
         for workload in workloads:
             own = [x for x in records if getattr(x, "workload", "") == workload and getattr(x, "task", "") == task]
             answer: dict[str, Any] = {"task": task, "workload": workload, "phases": _phases_in_log(own, starts, waits)}
             if not answer["phases"]:
                 answer["text"] = _never_ready(records, own, workload)
+                answer["ended"] = next((x.outcome for x in own if isinstance(x, r.Ended)), "")
             out.append(answer)
     return out
 
@@ -241,7 +266,8 @@ def waits_in_log(records: list[r.Record], tasks: list[str], place: str) -> list[
 def _never_ready(records: list[r.Record], own: list[r.Record], workload: str) -> str:
     """What is known of a task that the log has neither ready nor started."""
     if (over := next((x for x in own if isinstance(x, r.Ended)), None)) is not None:
-        return f"it was {over.outcome} at {over.t:,.3f} s" + (f": {over.reason}" if over.reason else "")
+        why = over.reason or (_why_skipped(records, own, workload) if over.outcome == "skipped" else "")
+        return f"it was {over.outcome} at {over.t:,.3f} s" + (f": {why}" if why else "")
     if let_go := _granted_at([x for x in own if isinstance(x, r.Granted)]):
         return let_go
     added = next((x for x in own if isinstance(x, r.TaskAdded)), None)
@@ -253,6 +279,17 @@ def _never_ready(records: list[r.Record], own: list[r.Record], workload: str) ->
     if needed > most:
         return f"it needs {counted(needed, 'GPU')} on one node, and the largest had {most}"
     return "its framework has told of no start, and nothing that it waited for"
+
+
+def _why_skipped(records: list[r.Record], own: list[r.Record], workload: str) -> str:
+    """What the ends before it say of why a task was skipped, where the log has no reason of its own."""
+    parents = next((x.parents for x in own if isinstance(x, r.TaskAdded)), ())
+    ends = {x.task: x.outcome for x in records if isinstance(x, r.Ended) and x.workload == workload}
+    lost = [f"{one}, before it, {_HOW[ends[one]]}" for one in parents if ends.get(one) in _HOW]
+    if lost:
+        return listed(lost, SHOWN)
+    after = f"{listed(parents, SHOWN)} had ended; " if parents and all(one in ends for one in parents) else ""
+    return f"{after}its framework left it out, as what is in a branch that is not taken; the log says no more"
 
 
 def _phases_in_log(own: list[r.Record], starts: list[r.Started], waits: Waits) -> list[dict[str, Any]]:
@@ -270,7 +307,7 @@ def _phases_in_log(own: list[r.Record], starts: list[r.Started], waits: Waits) -
             row["reason"] = _reason_in_log(own, x, [], waits)  # until it starts
     for end in (x for x in own if isinstance(x, r.Ended)):
         row = rows.get((end.phase, end.attempt), {})
-        if row and (end.reason or row["started_s"] is None):
+        if row and (end.reason or row["started_s"] is None or end.outcome == "skipped"):
             row["ended"] = f"{end.outcome}: {end.reason}" if end.reason else end.outcome
     return list(rows.values())
 
@@ -342,6 +379,8 @@ def _lines(answer: dict[str, Any]) -> list[str]:
     lines = [f"{answer['task']}{where}"]
     if not answer["phases"]:
         text = answer.get("text")
+        if answer.get("ended"):
+            return [*lines, f"  {text}"]
         return [*lines, f"  not ready, as far as the log goes: {text}" if text else "  never became ready"]
     return lines + [f"  {_phase_line(phase)}" for phase in answer["phases"]]
 

@@ -19,6 +19,7 @@ import pytest
 from kfp import compiler, local
 
 from egs_core.cli.app import run as egs
+from egs_core.cli.why import waits_in_log
 from egs_core.errors import InputError
 from egs_core.history.sql import SqlHistory
 from egs_core.runlog import records as r
@@ -96,10 +97,14 @@ def test_every_construct_gives_its_result(runner: Run, pipeline: Any, arguments:
 
 
 def test_a_branch_not_taken_leaves_no_task(runner: Run) -> None:
-    """Only the taken branch has a task in the run and in its run log."""
+    """Only the taken branch has a task in the run and in its run log, which says why the other one was skipped."""
     result = runner(pipelines.choice, {"seed": 1})
-    logged = {record.task for record in read_run(result.runlog).records if isinstance(record, r.TaskAdded)}
+    records = read_run(result.runlog).records
+    logged = {record.task for record in records if isinstance(record, r.TaskAdded)}
     assert logged == {"coin", "condition-branches-1.condition-2.text", "text-4"} == set(states(result))
+    (answer,) = waits_in_log(records, ["condition-3"], "log")
+    assert answer["task"] == "condition-branches-1.condition-3"
+    assert answer["text"].endswith(" s: its condition is not met: !(coin-Output == 'heads') && int(seed) > 5")
 
 
 @pytest.mark.parametrize(
@@ -130,6 +135,8 @@ def test_an_exit_task_runs_after_a_failure(runner: Run, tmp_path: Path) -> None:
     assert path.read_text() == "FAILED exit-handler-1"
     result = found.value.result
     assert states(result)["exit-handler-1.text"] == "skipped"
+    (answer,) = waits_in_log(read_run(result.runlog).records, ["exit-handler-1.text"], "log")
+    assert answer["text"].endswith(" s: exit-handler-1.broken, before it, failed")
     assert "RuntimeError: on purpose" in (Path(result.failed[0].folder) / "log.txt").read_text()
     assert summarise(read_run(result.runlog).records) is not None
 

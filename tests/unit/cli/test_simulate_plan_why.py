@@ -275,10 +275,48 @@ def test_why_of_what_never_started(tmp_path: Path, capsys: pytest.CaptureFixture
         "not ready, as far as the log goes: it comes after runs, of which the log has no end",
         "not ready, as far as the log goes: it needs 2 GPUs on one node, and the largest had 1",
         "not ready, as far as the log goes: its framework has told of no start, and nothing that it waited for",
-        "not ready, as far as the log goes: it was skipped at 4.000 s",
+        "it was skipped at 4.000 s: its framework left it out, as what is in a branch that is not taken;"
+        " the log says no more",
         "gpu phase 0: ready at 0.000 s, never started: the log ends before",
         "gpu phase 0: ready at 0.000 s, never started: aborted: by ann",
     ]
+
+
+def test_why_of_what_was_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the reason that the log has; else what the ends before it say. What is in a group that was skipped is not in
+    the log, which says that; what skipped itself had started."""
+    log = tmp_path / "run.jsonl"
+    parents = {
+        "choose": (),
+        "a": ("choose",),
+        "b": ("a",),
+        "bad": (),
+        "lost": ("bad", "choose"),
+        "no": ("choose",),
+        "own": (),
+    }
+    records: list[r.Record] = [
+        *[r.TaskAdded(0.0, "w", task, task, before) for task, before in parents.items()],
+        *[r.Started(1.0, "w", task) for task in ("choose", "bad", "own")],
+        r.Ended(2.0, "w", "choose"),
+        r.Ended(2.0, "w", "bad", outcome="failed"),
+        r.Ended(2.0, "w", "own", outcome="skipped"),
+        *[r.Ended(3.0, "w", task, outcome="skipped") for task in ("a", "b", "lost")],
+        r.Ended(3.0, "w", "no", outcome="skipped", reason="its condition is not met: x == 1"),
+    ]
+    write_run(log, r.Header(run_id="run", driver="airflow", policy="native"), records)
+    assert run(["why", str(log), "a", "b", "lost", "no", "own"]) == 0
+    assert [line.strip() for line in capsys.readouterr().out.splitlines() if line.startswith(" ")] == [
+        "it was skipped at 3.000 s: choose had ended; its framework left it out, as what is in a branch that is not"
+        " taken; the log says no more",
+        "it was skipped at 3.000 s: a, before it, was skipped",
+        "it was skipped at 3.000 s: bad, before it, failed",
+        "it was skipped at 3.000 s: its condition is not met: x == 1",
+        "phase 0: ready at 1.000 s, started at once; skipped",
+    ]
+    assert run(["why", str(log), "no.train"]) == 2
+    told = "has no task 'no.train' (no was skipped at 3.000 s: its condition is not met: x == 1)"
+    assert told in capsys.readouterr().err
 
 
 # --- what cannot be ---------------------------------------------------------------------------------------------------
@@ -352,6 +390,43 @@ def test_why_of_a_task_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture
     assert [one["task"] for one in found["tasks"]] == ["for-loop-1.fit", "t2"]
     assert run(["why", path, "same", "--slots", "1"]) == 2
     assert "has 2 tasks called 'same' (say which: one.same, two.same)" in capsys.readouterr().err
+
+
+def test_why_of_a_run_logs_task_by_the_end_of_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Behind the group, branch or loop that it is in, where no two names end so; the turns of a loop have one name. A
+    whole name goes before an end, and near ones are named where there is none."""
+    log = tmp_path / "run.jsonl"
+    named = {
+        "condition-1.train": "condition-1.train",
+        "condition-1.report": "condition-1.report",
+        "condition-2.report": "condition-2.report",
+        "loop-1[0].fit": "loop-1.fit",
+        "loop-1[1].fit": "loop-1.fit",
+        "night/score[3]": "night/score",
+        "same": "same",
+        "one.same": "one.same",
+    }
+    records = [
+        record
+        for task, name in named.items()
+        for record in (r.TaskAdded(0.0, "w", task, name), r.Ready(0.0, "w", task))
+    ]
+    write_run(log, r.Header(run_id="run", driver="kubeflow", policy="egs"), records)
+    for word, ids in (
+        ("train", ["condition-1.train"]),
+        ("fit", ["loop-1[0].fit", "loop-1[1].fit"]),
+        ("score", ["night/score[3]"]),
+        ("score[3]", ["night/score[3]"]),
+        ("same", ["same"]),
+    ):
+        assert [one["task"] for one in printed(capsys, "why", str(log), word)["tasks"]] == ids
+    for word, told in (
+        ("report", "has 2 tasks called 'report' (say which: condition-1.report, condition-2.report)"),
+        ("rain", "has no task 'rain' (its tasks: condition-1.train, "),
+        ("conditon-1.train", "has no task 'conditon-1.train' (did you mean 'condition-1.train'?)"),
+    ):
+        assert run(["why", str(log), word]) == 2
+        assert told in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from typing import Any
 from egs_core.errors import InputError
 
 _TOKENS = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|&&|\|\||!=|!|\btrue\b|\bfalse\b|\bnull\b""", re.DOTALL)
+_INPUT = re.compile(r"inputs\.parameter_values\['(?:pipelinechannel--)?([^']*)'\]")
 _AS_PYTHON = {"&&": " and ", "||": " or ", "!": " not ", "true": "True", "false": "False", "null": "None"}
 _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq,
@@ -35,6 +36,15 @@ def is_met(condition: str, inputs: Mapping[str, Any], place: str) -> bool:
         return bool(_value(ast.parse(python.strip(), mode="eval").body, inputs))
     except (SyntaxError, LookupError, TypeError, ValueError, RecursionError) as error:
         raise InputError(place, f"its condition {condition!r} cannot be evaluated: {error}") from None
+
+
+def in_words(condition: str) -> str:
+    """As its author knows it.
+
+    >>> in_words("!(inputs.parameter_values['pipelinechannel--flip-Output'] == 'heads')")
+    "!(flip-Output == 'heads')"
+    """
+    return _INPUT.sub(r"\1", condition)
 
 
 def _value(node: ast.expr, inputs: Mapping[str, Any]) -> Any:

@@ -156,6 +156,15 @@ class Scope:
         }
 
 
+def why_lost(node: Node) -> str:
+    """Of one that is skipped for what another one became."""
+    there = node.scope.nodes
+    found = [there[name] for name in node.parents if there[name].state in (FAILED, SKIPPED)]
+    if not found:
+        return "a task beside it failed"
+    return f"{found[0].id}, before it, {'was skipped' if found[0].state == SKIPPED else 'failed'}"
+
+
 def before(node: Node) -> list[str]:
     """Ids of the running tasks that a task waited for: those a DAG ends with stand for it."""
     found = [leaf for name in node.parents for leaf in _last(node.scope.nodes[name])]

@@ -30,12 +30,12 @@ from egs_core.predict.live import Belief
 from egs_core.runlog import records as r
 from egs_core.runlog.added import added_task
 from egs_kubeflow.run.beliefs import Beliefs
-from egs_kubeflow.run.condition import is_met
+from egs_kubeflow.run.condition import in_words, is_met
 from egs_kubeflow.run.leaf import Around, Leaf, TaskFailed
 from egs_kubeflow.run.opening import backoff_s, block_of, folder_of
 from egs_kubeflow.run.plan import Plan, Slots
 from egs_kubeflow.run.preloads import Preloads
-from egs_kubeflow.run.scope import FAILED, PENDING, RUNNING, SKIPPED, SUCCEEDED, Node, Scope, before
+from egs_kubeflow.run.scope import FAILED, PENDING, RUNNING, SKIPPED, SUCCEEDED, Node, Scope, before, why_lost
 from egs_kubeflow.run.values import Values, collected, items_of, with_defaults
 
 NODE = "local"
@@ -147,6 +147,7 @@ class Session(s.HolderSession):
             arguments = node.scope.arguments(node)
             condition = node.spec.trigger_policy.condition
             if condition and not is_met(condition, arguments, node.id):
+                self._note_skipped(node, f"its condition is not met: {in_words(condition)}")
                 self._finish(node, SKIPPED)
             elif self._plan.is_group(node.spec):
                 self._expand(node, arguments)
@@ -336,6 +337,7 @@ class Session(s.HolderSession):
         self._beliefs.over(node)
         for lost in reversed(list(node.scope.to_skip())):  # the last first: none of them becomes ready
             self._preloads.drop(lost.number)
+            self._note_skipped(lost, why_lost(lost))
             self.site.report(m.BranchSkipped(lost.number))
         self.site.report(m.PhaseEnded(node.phase, node.attempt) if is_granted else m.BranchSkipped(node.number))
         if node.scope.is_over:
@@ -345,6 +347,13 @@ class Session(s.HolderSession):
             for one in [one for one in there.values() if node.name in one.parents]:
                 if all(there[name].state == SUCCEEDED for name in one.parents):
                     self._arguments_there(one)
+
+    def _note_skipped(self, node: Node, why: str) -> None:
+        """For the run log. A branch or a group is no task there, and of what is in it nobody hears."""
+        now, job = self.site.now(), self._around.job
+        if not self._plan.is_group(node.spec):
+            self.site.note(r.TaskAdded(now, job, node.id, node.kind, tuple(before(node))))
+        self.site.note(r.Ended(now, job, node.id, outcome="skipped", reason=why))
 
     def _end_gang(self, node: Node) -> None:
         """The others of a gang that has lost a member for good might wait for it for ever."""
