@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from egs_core.kubernetes.cluster import Cluster
 
 HEADS = ("NAMESPACE", "RUN", "TASK", "POD", "STATE", "FOR", "NODE", "WHY")
-OLD_S = 30.0  # of a reason: what is older may hold no more, and its age is shown before it
+OLD_S = 150.0  # of a reason: the controller says what holds each 130 s (`telling`), so an older one may hold no more
 LEAST_WHY = 24  # columns, however narrow a terminal is
 Kubeconfig = Annotated[Path | None, typer.Option(help="File that names the cluster; default: the user's usual one.")]
 Context = Annotated[str | None, typer.Option(help="Context of that file; default: its current one.")]
@@ -43,8 +43,8 @@ def ps(
     """List the pods that EGS orders and that have not ended: what runs, what is next, what waits and why.
 
     FOR is how long a pod has run, or, where it has not started, how long it has waited since it was made. WHY is cut to
-    the width of a terminal; `egs kubernetes why POD` and --json have all of it. What was said more than 30 seconds ago
-    begins with how long ago that was.
+    the width of a terminal; `egs kubernetes why POD` and --json have all of it. What may hold no more begins with how
+    long ago it was said: no controller has said it again, or so many pods wait that it looks at each seldom.
 
     Changes nothing. Needs the right to list pods.
     """

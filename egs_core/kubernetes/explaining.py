@@ -44,7 +44,7 @@ class Explaining:
         members = Counter((pod.run, pod.gang) for pod in pods.values() if pod.gang)
         order, until = session.order(), time.monotonic() + telling.ASKED_S
         texts = telling.texts(
-            due, order, members, lambda uid: session.why(uid) if time.monotonic() < until else None, awaited
+            due, order, members, lambda uid: session.why(uid) if time.monotonic() < until else None, now, awaited
         )
         said = [(pods[uid], text) for uid, text in texts.items()]
         writers.beside(lambda: self._write(said, now))

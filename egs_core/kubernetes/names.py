@@ -23,7 +23,7 @@ OPENED = "egs.io/opened"
 """Annotation: when our gate was opened, and why: order, ahead, nowhere, queued, overdue, alone,
 leaving."""
 WAITS = "egs.io/waits"
-"""Annotation of a pod whose gate is closed: when the controller looked at it last, and why it waits."""
+"""Annotation of a pod whose gate is closed: when the controller said so last, and why it waits."""
 RUN_LIMITS, STAGE_LIMITS = "egs.io/run-limits", "egs.io/stage-limits"
 """Annotations: the most that all pods of the run, or of the pod's stage, may use together."""
 LIMIT = "egs.io/limit"

@@ -14,6 +14,8 @@ from egs_core.kubernetes.pods import Pod
 AFTER_S = 10.0
 """What waits for less long needs no word."""
 AGAIN_S = 60.0
+AFRESH_S = 2 * AGAIN_S
+"""What is so old is written once more though it still holds: with a newer moment, by which readers see that."""
 EVERY_S = 5.0
 MOST = 25
 """So many pods each EVERY_S: five writes a second beside a hundred gates."""
@@ -59,11 +61,12 @@ def texts(
     order: Sequence[str],
     members: Mapping[tuple[str, str], int],
     why: Callable[[str], Reason | None],
+    now: float,
     awaited: Collection[str] = (),
 ) -> dict[str, str]:
-    """By uid what to write, of those where it is not there already. order: uids of all that wait for a grant, the first
-    first; members: how many of a run's gang are there; why: None where it is not asked; awaited: for which a node of
-    another kind has to come."""
+    """By uid what to write, of those where it is not there already, or has been for long. order: uids of all that wait
+    for a grant, the first first; members: how many of a run's gang are there; why: None where it is not asked; now: Unix
+    time; awaited: for which a node of another kind has to come."""
     places = {uid: number for number, uid in enumerate(order, 1)}
     found = {}
     for pod in pods:
@@ -82,7 +85,7 @@ def texts(
             text = f"place {places[pod.uid]} of {len(order)}: {words}{_foretold(pod)}"
         else:
             continue
-        if text != pod.waits:
+        if text != pod.waits or now - pod.waits_at >= AFRESH_S:
             found[pod.uid] = text
     return found
 

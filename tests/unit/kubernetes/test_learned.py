@@ -291,7 +291,7 @@ def test_a_pod_that_waits_says_what_it_should_take_and_from_what() -> None:
     """In what `egs kubernetes why` shows."""
     learnt = knowing(ended("a", 40), ended("a", 44, NOW + 9)).learnt
     waits = as_learned(pod_of(pod("a", uid="a", rank=50, predicted=5)), learnt)
-    said = texts([waits], ["a"], {}, lambda _: None)["a"]
+    said = texts([waits], ["a"], {}, lambda _: None, 0.0)["a"]
     assert said == (
         "place 1 of 1: it waits for its turn; its run takes 87 s from its start on; "
         "it should take 42 s, as the last 2 of its task did"

@@ -245,7 +245,7 @@ def test_a_gang_that_fits_nowhere_together_says_so() -> None:
     """Each of its pods would fit a node: to say that none could take it would send its user to the wrong place."""
     member, alone = (pod_of(one) for one in (pod("m", uid="m", gang="g", size=8), pod("a", uid="a")))
     why = {uid: Reason(uid, "ready", "infeasible") for uid in "ma"}
-    found = texts([member, alone], ["m", "a"], {(member.run, "g"): 8}, why.get)
+    found = texts([member, alone], ["m", "a"], {(member.run, "g"): 8}, why.get, 0.0)
     assert found["m"] == "place 1 of 2: its gang has no room together, even if nothing else were there"
     assert found["a"] == "place 2 of 2: no node could ever take it"
 

@@ -14,10 +14,12 @@ import yaml
 pytest.importorskip("kubernetes", reason="the client of Kubernetes is not installed")
 
 from egs_core.cli.app import run
+from egs_core.cli.kubernetes_pods import OLD_S
 from egs_core.engine.messages import Reason
 from egs_core.kubernetes.cluster import ApiError, Cluster, Kind
+from egs_core.kubernetes.objects import moment
 from egs_core.kubernetes.pods import Pod, pod_of
-from egs_core.kubernetes.telling import AFTER_S, AGAIN_S, EVERY_S, MOST, Teller, texts
+from egs_core.kubernetes.telling import AFRESH_S, AFTER_S, AGAIN_S, EVERY_S, MOST, Teller, texts
 from tests.unit.kubernetes.controlled import controlled
 from tests.unit.kubernetes.emulated_api import EmulatedApi
 from tests.unit.kubernetes.made_pods import node, pod
@@ -137,15 +139,36 @@ def test_a_few_are_looked_at_at_a_time() -> None:
 
 
 def test_the_same_is_not_written_again() -> None:
-    """A text that is there already costs nothing; no reason and no name of another task is in it."""
+    """A text that is there already costs nothing for two minutes, and is then said anew; no reason and no name of
+    another task is in it."""
     reason = Reason("p", "ready", "capacity", "needs 1 GPU: secret-node has 0; 1 ahead of it, first secret-uid")
     one = pod_of(pod("p", uid="p", rank=9))
-    found = texts([one], ["x", "p"], {}, lambda _: reason)
+    found = texts([one], ["x", "p"], {}, lambda _: reason, 0.0)
     assert found == {"p": "place 2 of 2: no node has room for it now; its run takes 9 s from its start on"}
     told = pod_of(pod("p", uid="p", rank=9, notes={WAITS: f"2026-01-01T00:00:00Z {found['p']}"}))
     assert told.waits_at > 0
-    assert texts([told], ["x", "p"], {}, lambda _: reason) == {}
-    assert texts([one], ["x"], {}, lambda _: reason) == {}
+    assert texts([told], ["x", "p"], {}, lambda _: reason, told.waits_at + AFRESH_S - 1) == {}
+    assert texts([told], ["x", "p"], {}, lambda _: reason, told.waits_at + AFRESH_S) == found
+    assert texts([one], ["x"], {}, lambda _: reason, 0.0) == {}
+
+
+def test_a_reason_that_holds_is_never_shown_as_old() -> None:
+    """Of as many pods as are looked at once a minute: what is written of each is never so old that `egs kubernetes ps`
+    says its age, as long as the controller goes on."""
+    made, reason = "2026-01-01T00:00:00Z", Reason("p", "ready", "capacity", "")
+    pods = {uid: pod_of(pod(uid, uid=uid, creationTimestamp=made)) for uid in (f"p{n}" for n in range(300))}
+    order, teller, oldest_s, writes = list(pods), Teller(), 0.0, 0
+    start = pods["p0"].created
+    for turn in range(325):
+        now = start + 3.7 * turn
+        due = [pods[one.uid] for one in teller.due(pods.values(), now)]
+        for uid, text in texts(due, order, {}, lambda _: reason, now).items():
+            notes = {WAITS: f"{moment(now)} {text}"}
+            pods[uid] = pod_of(pod(uid, uid=uid, creationTimestamp=made, notes=notes))
+            writes += 1
+        oldest_s = max([oldest_s, *(now - one.waits_at for one in pods.values() if one.waits)])
+    assert AGAIN_S < oldest_s < OLD_S
+    assert writes <= 300 * 1200 / AFRESH_S
 
 
 # --- what is seen ---
