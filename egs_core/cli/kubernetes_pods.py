@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from egs_core.kubernetes.cluster import Cluster
 
 HEADS = ("NAMESPACE", "RUN", "TASK", "POD", "STATE", "FOR", "NODE", "WHY")
-OLD_S = 150.0  # of a reason: the controller says what holds each 130 s (`telling`), so an older one may hold no more
+OLD_S = 200.0  # of a reason: the controller says what holds each 130 s (`telling`), so an older one may hold no more
 LEAST_WHY = 24  # columns, however narrow a terminal is
 Kubeconfig = Annotated[Path | None, typer.Option(help="File that names the cluster; default: the user's usual one.")]
 Context = Annotated[str | None, typer.Option(help="Context of that file; default: its current one.")]

@@ -65,8 +65,8 @@ def texts(
     awaited: Collection[str] = (),
 ) -> dict[str, str]:
     """By uid what to write, of those where it is not there already, or has been for long. order: uids of all that wait
-    for a grant, the first first; members: how many of a run's gang are there; why: None where it is not asked; now: Unix
-    time; awaited: for which a node of another kind has to come."""
+    for a grant, the first first; members: how many of a run's gang are there; why: None where it is not asked; now:
+    Unix time; awaited: for which a node of another kind has to come."""
     places = {uid: number for number, uid in enumerate(order, 1)}
     found = {}
     for pod in pods:

@@ -79,11 +79,11 @@ def test_a_reason_that_may_hold_no_more_says_so(api: EmulatedApi, capsys: pytest
     """By the API server's clock: no controller has said it again. One that a controller would not have said again yet
     has no age."""
     now = api.now()
-    for name, ago in (("old", 160), ("fresh", 130)):
+    for name, ago in (("old", 210), ("fresh", 130)):
         api.add("pods", pod(name, notes={"egs.io/waits": f"{moment(now - ago)} place 1 of 1: no room"}))
     assert asked(api, "ps", "-n", "team") == 0
     rows = {row.split()[3]: row for row in capsys.readouterr().out.splitlines()[1:]}
-    assert re.search(r"\(said 3 min ago\) place 1 of 1: no room", rows["old"])
+    assert re.search(r"\(said 4 min ago\) place 1 of 1: no room", rows["old"])
     assert "said" not in rows["fresh"]
 
 
