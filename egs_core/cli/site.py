@@ -47,11 +47,12 @@ def number_of(client: SiteClient, word: str) -> str:
 def show_runs(address: Address, as_json: bool, ended: int = 0) -> None:
     """`egs ps`. ended: so many of the runs that have ended come first, the latest last."""
     with connected(address) as client:
-        found = client.runs(with_ended=ended > 0)
+        found = client.runs(with_ended=ended > 0, last=ended)
     if ended:
         over = sorted((run for run in found.runs if run.state == "ended"), key=lambda run: run.ended_at or 0.0)
         still = [run for run in found.runs if run.state != "ended"]
-        found = found.model_copy(update={"runs": (*over[-ended:], *still)})
+        more = found.more_ended + max(0, len(over) - ended)
+        found = found.model_copy(update={"runs": (*over[-ended:], *still), "more_ended": more})
     if as_json:
         typer.echo(found.model_dump_json())
         return
@@ -59,6 +60,8 @@ def show_runs(address: Address, as_json: bool, ended: int = 0) -> None:
     free = [_called(device, several) for device in found.devices if device.state == "free"]
     if found.runs:
         _print_runs(found.runs, time.time(), several)
+    if found.more_ended:
+        typer.echo(f"{counted(found.more_ended, 'run')} more that ended before: --limit {found.more_ended + ended}")
     label = next((f"{device.label} " for device in found.devices if device.label == "emulated"), "")
     held = [device for device in found.devices if device.state == "held" and device.free]
     shared = [f"{device.free:g} of {_called(device, several)}" for device in held]
@@ -224,7 +227,8 @@ def _print_runs(runs: tuple[c.RunView, ...], now: float, several: bool) -> None:
         where = (view.host,) if several else ()
         until = now if view.ended_at is None else view.ended_at
         since_s = f"{max(0.0, until - since):,.0f} s"
-        held = (devices, *([view.flavor if view.lease else ""] if has_flavors else []))
+        had = view.lease is not None or (view.state == "ended" and view.started_at is not None)
+        held = (devices, *([view.flavor if had else ""] if has_flavors else []))
         rows.append((view.id, view.name, view.user, *where, state, since_s, f"{view.gpus:g}", *held, view.queue))
     place, kind = ["host"] if several else [], ["flavor"] if has_flavors else []
     columns = ("run", "name", "user", *place, "state", "for", "GPUs", "devices", *kind, "queue")

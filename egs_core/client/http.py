@@ -105,8 +105,10 @@ class SiteClient:
         """named: a name means the only open run or driver that has it, else the run that has ended latest."""
         return self._ask("GET", f"/v1/runs/{_segment(run)}{'?named=true' if named else ''}", None, c.RunView)
 
-    def runs(self, *, with_ended: bool = False) -> c.Runs:
-        return self._ask("GET", f"/v1/runs?ended={str(with_ended).lower()}", None, c.Runs)
+    def runs(self, *, with_ended: bool = False, last: int = 0) -> c.Runs:
+        """last: at most so many that have ended, 0 for all; a server of an older version has all in any case."""
+        more = f"&last={last}" if last else ""
+        return self._ask("GET", f"/v1/runs?ended={str(with_ended).lower()}{more}", None, c.Runs)
 
     def drain(self, target: str, drained: bool) -> c.Runs:
         return self._post("/v1/drain", c.Drain(target=target, drained=drained), c.Runs)

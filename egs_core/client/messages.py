@@ -432,9 +432,11 @@ class BudgetView(Told):
 
 
 class Runs(Told):
-    """Some runs, and the devices of the site. budgets: in an answer about the queue, those of the asker's queues."""
+    """Some runs, and the devices of the site. more_ended: than those in it, where the last alone were asked for.
+    budgets: in an answer about the queue, those of the asker's queues."""
 
     runs: tuple[RunView, ...]
+    more_ended: int = 0
     devices: tuple[Device, ...] = ()
     budgets: tuple[BudgetView, ...] = ()
 

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
-from fastapi import FastAPI, HTTPException, Path, Request
+from fastapi import FastAPI, HTTPException, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
@@ -275,8 +275,8 @@ def _add_routes(app: FastAPI, site: Site) -> None:
         return c.Health(ok=True, version=__version__)
 
     @app.get("/v1/runs")
-    async def runs(who: Who, ended: bool = False) -> c.Runs:
-        found = await site.ask(lambda logic: logic.listed(who, with_ended=ended))
+    async def runs(who: Who, ended: bool = False, last: Annotated[int, Query(ge=0)] = 0) -> c.Runs:
+        found = await site.ask(lambda logic: logic.listed(who, with_ended=ended, last=last))
         return _with_drivers(found, await site.sharing.ask(lambda pools: pools.listed(who)))
 
     @app.get("/v1/queue")

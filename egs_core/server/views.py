@@ -126,10 +126,14 @@ class Views:
             found.append((self.name_of(host), "own" if host == OWN else state, ids, runs))
         return found
 
-    def listed(self, sees: Sees = _all, *, with_ended: bool = False) -> c.Runs:
-        """All open runs, oldest first, and who holds which device."""
-        runs = [run for run in (self._runs if with_ended else self.open).values() if sees(run)]
-        return c.Runs(runs=tuple([self.view(run, sees=sees) for run in runs]), devices=self.held_devices(sees))
+    def listed(
+        self, sees: Sees = _all, *, with_ended: bool = False, ended: Sequence[Run] = (), more_ended: int = 0
+    ) -> c.Runs:
+        """All open runs, oldest first, and who holds which device. with_ended: all runs; ended: these before the open
+        ones, of which it is known that they are seen."""
+        runs = [*ended, *(run for run in (self._runs if with_ended else self.open).values() if sees(run))]
+        views = tuple([self.view(run, sees=sees) for run in runs])
+        return c.Runs(runs=views, more_ended=more_ended, devices=self.held_devices(sees))
 
     def queue(self, sees: Sees = _all) -> c.Runs:
         """The runs that wait, first first; then those that are paused, or wait for others."""

@@ -63,8 +63,13 @@ def test_what_a_user_mistakes_is_told(site: RealSite, tmp_path: Path) -> None:
         assert not re.search(r"\brest\b", site.egs("ps").stdout)
         rows = re.findall(rf"^\W*({run}|{other})\b.*\bended\b", site.egs("ps", "--all").stdout, re.MULTILINE)
         assert sorted(rows, key=int) == [run, other]
+        one = site.egs("ps", "--all", "--limit", "1")
         last = json.loads(site.egs("ps", "--all", "--limit", "1", "--json").stdout)["runs"]
         assert [view["state"] for view in last] == ["ended"]
+        found = re.search(r"^(\d+) runs? more that ended before: --limit (\d+)$", one.stdout, re.MULTILINE)
+        assert found is not None, one.stdout
+        every = site.egs("ps", "--all", "--limit", found[2])
+        assert (len(re.findall(r"\bended: ", every.stdout)), "more that" in every.stdout) == (int(found[1]) + 1, False)
         again = site.egs("redo", "rest", "--detach", "--json")
         run = json.loads(again.stdout)["id"]
         assert site.egs("redo", "rest").stderr.startswith(f"error: run {run} (rest) has not ended")

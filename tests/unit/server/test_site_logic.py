@@ -56,6 +56,22 @@ def test_the_first_is_told_what_may_start_before_it(site: SiteLogic) -> None:
     assert site.view(BOB, waits.id).state == "granted"
 
 
+def test_the_last_that_ended_are_told_alone(site: SiteLogic) -> None:
+    """The latest last, then what is open; how many more there are, of those that the asker sees. Without a number all
+    of them are told."""
+    busy = start(site, 1)
+    for number in range(2, 6):
+        end(site, start(site, number))
+    end(site, start(site, 6, who=BOB), who=BOB)
+    told = site.listed(ROOT, with_ended=True, last=3)
+    assert ([run.id for run in told.runs], told.more_ended) == (["4", "5", "6", busy.id], 2)
+    blind = Principal("eve", teams=("other",))
+    assert (site.listed(blind, with_ended=True, last=3).more_ended, site.listed(blind, with_ended=True).runs) == (0, ())
+    every = site.listed(ROOT, with_ended=True, last=9)
+    assert ([run.id for run in every.runs], every.more_ended) == (["2", "3", "4", "5", "6", "1"], 0)
+    assert [run.id for run in site.listed(ROOT, with_ended=True).runs] == list("123456")
+
+
 def test_no_time_is_promised_where_a_length_is_unknown(site: SiteLogic) -> None:
     start(site, 1, gpus=3)
     assert site.submit(ANN, request(2)).starts_in_s is None
