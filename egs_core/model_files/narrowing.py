@@ -10,7 +10,8 @@ changed or written.
     fused         batch norms folded into the convolutions before them
     half pruned   of each weight of two and more dimensions the smaller half is zero: held, and computed with, as before
     2:4 pruned    of each four in a row of a matrix the two smallest, which GPUs leave out (NVIDIA's from Ampere on):
-                  half of the matrix and two bits for each that is left; the time is not known here
+                  half of the matrix and two bits for each that is left; in float32 of each two the smaller one, which
+                  is all that they know there, and four bits; the time is not known here
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ BITS = {"int8": 8, "int4": 4}
 AS_EXPORTED, FUSED = "as exported", "batch norms fused"
 HALF_PRUNED, TWO_OF_FOUR = "half pruned", "2:4 pruned"
 PRUNED_SHARE = 0.5
+FOURS = {2: (4, 2), 4: (2, 4)}
+"""How GPUs leave zeros out, by the bytes of a number: of so many in a row a half, and bits for each that is left; those
+of float32 as torch stores them (`torch.sparse.to_sparse_semi_structured`)."""
 
 
 class Narrowed(msgspec.Struct, frozen=True):
@@ -142,14 +146,15 @@ def _half_pruned(weight: Any) -> tuple[Any, int]:
 
 
 def _two_of_four(weight: Any) -> tuple[Any, int]:
-    """The matrix with the two smallest of each four zero, and its bytes as a GPU holds it: half, and two bits for each
-    that is left. As it was where it is no matrix of whole fours."""
-    if weight.dim() != 2 or weight.shape[1] % 4:
+    """The matrix with the smaller half of each few zero, and its bytes as a GPU holds it. As it was where it is no
+    matrix of whole fours, or of a type that GPUs do not leave zeros out of."""
+    row, bits = FOURS.get(weight.element_size(), (0, 0))
+    if not row or weight.dim() != 2 or weight.shape[1] % 4:
         return weight, _bytes(weight)
-    fours = weight.detach().reshape(-1, 4)
-    least = fours.abs().float().topk(2, dim=1, largest=False).indices
-    kept = fours.numel() // 2
-    return fours.scatter(1, least, 0.0).reshape(weight.shape), kept * weight.element_size() + -(-kept * 2 // 8)
+    parts = weight.detach().reshape(-1, row)
+    least = parts.abs().float().topk(row // 2, dim=1, largest=False).indices
+    kept = parts.numel() // 2
+    return parts.scatter(1, least, 0.0).reshape(weight.shape), kept * weight.element_size() + -(-kept * bits // 8)
 
 
 def _rounded(torch: Any, weight: Any, bits: int) -> tuple[Any, int]:

@@ -59,12 +59,20 @@ class Refused(NamedTuple):
     def text(self, moment: Moment) -> str:
         """moment: how moments are written."""
         better, instead = self.better, self.instead
-        prices = [f" for {one.cost:.2f}" if better.cost or instead.cost else "" for one in (better, instead)]
+        prices = [f" for {_price(one.cost)}" if better.cost or instead.cost else "" for one in (better, instead)]
         return (
             f"is better off waiting for a device of flavor {better.flavor!r}, free at about {moment(better.start_s)}: "
             f"it would end at {moment(better.end_s)}{prices[0]}, on {instead.flavor!r}, which is free now, "
             f"at {moment(instead.end_s)}{prices[1]}"
         )
+
+
+def _price(cost: float) -> str:
+    """
+    >>> _price(12.345), _price(0.00278), _price(0.0)
+    ('12.35', '0.0028', '0')
+    """
+    return f"{cost:.2f}" if cost >= 1 else f"{cost:.2g}"
 
 
 class Demand(NamedTuple):
