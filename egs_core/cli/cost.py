@@ -44,6 +44,10 @@ STATED = ("team", "pipeline", "user")  # tables of the page; --format csv has ta
 MONTH = re.compile(r"(\d{4})-(\d{2})", re.ASCII)
 COLUMNS = ("by", "name", *Amounts.__struct_fields__)
 TWICE = "note: what a run log tells of a script that ran inside of `egs run` counts twice: the server has it, too"
+AS_USED = (
+    "note: what runs at the server counts as used while its command runs, whatever that does; its dashboard (/dashboard"
+    " at its address, which `egs serve` names) shows how busy GPUs are, and what was free while runs waited"
+)
 NO_PRICES = (
     "no cost: --prices FILE says what a GPU costs, as "
     "`flavors: [{name: a100, prices: [{since: 2026-01-01, on_demand: 3.2}]}]` in YAML"
@@ -184,6 +188,8 @@ def _served(rating: Rating, stretch: Interval | None) -> tuple[Iterator[Use], li
         notes.append(f"note: {evicted} runs {problem}")
     if any(device.label == "emulated" for device in found.devices):
         notes.append("note: the site server has emulated GPUs: nobody pays for those")
+    if any(run.gpus and run.started_at is not None for run in found.runs):
+        notes.append(AS_USED)
     now = time.time()
     for worked in worked_of_runs(found.runs, now, found.devices):
         rating.add(worked)

@@ -29,7 +29,7 @@ def report(
     `egs cost`, `egs ps --all` and its dashboard show them.
     """
     if not runlogs:
-        site = "name one; a site server's runs are shown by egs cost, egs ps --all and its dashboard"
+        site = "name one; a site server's runs are shown by egs cost, egs ps --all and, at its address, /dashboard"
         raise InputError("egs report", "no run log is named", site)
     runs = [read_run(path) for path in runlogs]
     page = output or (None if as_json else DEFAULT_OUTPUT)

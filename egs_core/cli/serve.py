@@ -28,6 +28,7 @@ from egs_core.units import parse_seconds
 from egs_core.watch_rules import Rules, load_rules
 
 if TYPE_CHECKING:
+    from egs_core.server import serving
     from egs_core.server.oidc import Provider
 
 DEFAULT_PORT = 8470
@@ -144,23 +145,13 @@ def serve(
         from egs_core.server.database import parse_database
         from egs_core.server.devices import host_offer
         from egs_core.server.doors import Door
-        from egs_core.server.serving import Ready
         from egs_core.server.serving import serve as begin
 
-    def told(ready: Ready) -> None:
-        print(json.dumps(msgspec.to_builtins(ready)) if as_json else _line(ready), flush=True)
+    def told(ready: serving.Ready) -> None:
+        print(json.dumps(msgspec.to_builtins(ready)) if as_json else first_line(ready), flush=True)
         if not ready.devices:
             others = "runs that ask for none start, and hosts that have some can join (`egs serve --join URL`)"
             _tell_of_none(others, emulated_gpus)
-
-    def _line(ready: Ready) -> str:
-        kind = "emulated GPU" if ready.emulated else "GPU"
-        named = f" ({', '.join(ready.devices)})" if ready.devices else ""
-        return (
-            f"{counted(len(ready.devices), kind)}{named} at {ready.url} "
-            f"and unix://{ready.socket}{_to_set(ready.socket)}; "
-            f"token of this user in {ready.token}; data in {ready.data}"
-        )
 
     specs = load_queues(queues, has_prices=False) if queues is not None else ()
     teams = load_teams(queues) if queues is not None else Teams()
@@ -188,6 +179,17 @@ def serve(
         provider,
         prices,
         socket,
+    )
+
+
+def first_line(ready: serving.Ready) -> str:
+    """What a server that has begun says, for people: what it offers, and where it is."""
+    kind = "emulated GPU" if ready.emulated else "GPU"
+    named = f" ({', '.join(ready.devices)})" if ready.devices else ""
+    return (
+        f"{counted(len(ready.devices), kind)}{named} at {ready.url} "
+        f"and unix://{ready.socket}{_to_set(ready.socket)}; dashboard at {ready.url}/dashboard; "
+        f"token of this user in {ready.token}; data in {ready.data}"
     )
 
 

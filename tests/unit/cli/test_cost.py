@@ -307,6 +307,7 @@ def test_of_a_real_server(monkeypatch: pytest.MonkeyPatch, log: str, prices: str
         assert json.loads(shown.out)["by_team"].keys() == {"images", "vision", "speech"}
         assert "inside of `egs run` counts twice" in shown.err
         assert "the site server has emulated GPUs" in shown.err
+        assert "counts as used while its command runs" in shown.err
         monkeypatch.setenv("EGS_TOKEN", app.token("viewer", "speech").token)
         assert told(capsys)["by_team"].keys() == {"speech"}
     finally:

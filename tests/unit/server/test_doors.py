@@ -16,7 +16,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from egs_core.cli.serve import _to_set, default_data
+from egs_core.cli.serve import _to_set, default_data, first_line
 from egs_core.client.places import find_address
 from egs_core.client.sockets import leave_socket
 from egs_core.errors import InputError
@@ -183,6 +183,15 @@ def test_the_first_line_of_a_server_says_what_clients_have_to_set(
     assert (_to_set(str(usual)), _to_set(str(chosen))) == ("", f" (clients need EGS_URL=unix://{chosen})")
     made.close()
     beside.close()
+
+
+def test_the_first_line_of_a_server_names_its_dashboard(tmp_path: Path) -> None:
+    """And what to log in with: nothing else tells a newcomer that there is one."""
+    ready = serving.Ready("http://127.0.0.1:8470", str(tmp_path / "egs.sock"), "/tokens/ann", "/data", ("0", "1"), True)
+    line = first_line(ready)
+    assert line.startswith(f"2 emulated GPUs (0, 1) at http://127.0.0.1:8470 and unix://{tmp_path}/egs.sock ")
+    told = "; dashboard at http://127.0.0.1:8470/dashboard; token of this user in /tokens/ann; data in /data"
+    assert line.endswith(told)
 
 
 def test_two_servers_that_start_at_once_have_two_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
