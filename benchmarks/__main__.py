@@ -11,6 +11,8 @@
     gpu_jobs  a week of GPU jobs of many teams, in every policy (the trace needs EGS_DATA)
     costs     what single calls cost that every task pays: a forecast, an estimate, Airflow's listener; a log's figures
     submit    what a submission costs on Ray: natively, observed, with the hook on, and through the gates
+    ray_ready  what `egs ray keep-ready` saves drivers that come one after the other, beside a cluster as it is and one
+              with preloaded modules alone
     dags      single graphs: makespan over the lower bound, beside other schedulers (EGS_DATA names the workflows);
               not with --quick: beside the best that CP-SAT finds, where OR-tools is installed
     predictors  how well durations are predicted: pinball loss and coverage in arrival order (EGS_DATA), with a plot
@@ -63,6 +65,7 @@ SUITES = (
     "gpu_jobs",
     "costs",
     "submit",
+    "ray_ready",
     "dags",
     "predictors",
     "packing",
@@ -126,6 +129,8 @@ def commands_of(suite: str, options: Options) -> list[list[str]]:
         return [["-m", "benchmarks.costs", "--json"]]
     if suite == "submit":
         return [["-m", "benchmarks.submit", "--json", *(("--rounds", "1") if quick else ())]]
+    if suite == "ray_ready":
+        return [["-m", "benchmarks.ray_ready", "--json", "-", *(("--drivers", "4", "--rounds", "1") if quick else ())]]
     if suite == "dags":
         few = ("--largest", "200", "--slots", "8,32") if quick else ("--networks", "instant,125MB/s")
         incumbent = ["-m", "benchmarks.single_dags_incumbent", "--json", "-", *_plot("incumbent")]

@@ -32,12 +32,15 @@ def keep_ready(
     """
     at = _address(address)
     from egs_ray.ready.keeping import keep
+    from egs_ray.ready.loaded import told_of
     from egs_ray.ready.raylets import Cluster
 
     stop = Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    _tell(f"up to {processes} processes on each node of {at}; they import what RAY_preload_python_modules said there")
+    _tell(f"up to {processes} processes on each node of {at}, with what RAY_preload_python_modules said there")
+    for line in told_of(at, stop):
+        _tell(line)
     keep(Cluster(at), processes, _tell, stop)
 
 

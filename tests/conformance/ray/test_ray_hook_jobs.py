@@ -194,6 +194,20 @@ def test_variable_in_the_submitting_shell_too(head: Head) -> None:
     assert (done.returncode, RESULT in done.stdout, egs_lines(done)) == (0, True, [])
 
 
+def test_keep_ready_says_that_ray_preloads_nothing(head: Head) -> None:
+    """By a worker's own word: this head was started without such modules."""
+    command = [script("egs"), "ray", "keep-ready", "1", "--address", f"127.0.0.1:{head.port}"]
+    keeper = subprocess.Popen(command, env=head.environment, cwd=head.folder, stdout=subprocess.PIPE, text=True)
+    with keeper:
+        assert keeper.stdout is not None
+        assert keeper.stdout.readline().startswith("up to 1 processes")
+        told = keeper.stdout.readline()
+        keeper.terminate()
+        assert keeper.communicate(timeout=60)[0].startswith("of 0 processes")
+    assert told.startswith("Ray was started without RAY_preload_python_modules: what stands ready there has nothing")
+    assert keeper.returncode == 0
+
+
 def test_users_setup_hook_in_a_job(head: Head) -> None:
     """A job's own worker_process_setup_hook runs as it does natively."""
     variables = hooked(head, "users", **MODES["cluster"], PYTHONPATH=f"{EGS_PATH}:{head.folder}")

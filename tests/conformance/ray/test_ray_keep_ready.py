@@ -44,7 +44,7 @@ def keeper(address: str, folder: Path) -> Iterator[Path]:
     command = [sys.executable, "-c", EGS, "ray", "keep-ready", "2", "--address", address]
     with said.open("w") as out, subprocess.Popen(command, env=variables(address), stdout=out, stderr=out) as process:
         try:
-            wait_until(lambda: "up to 2 processes" in said.read_text(), "it has begun")
+            wait_until(lambda: "they import wave" in said.read_text(), "a worker has told, and it begins")
             yield said
             process.send_signal(signal.SIGTERM)
             assert process.wait(PATIENCE_S) == 0, said.read_text()

@@ -3,11 +3,15 @@ takes a process of its environment that no job has, else one is started for it, 
 
 from __future__ import annotations
 
+import sys
 from itertools import count
+from pathlib import Path
 
 import pytest
+import ray
 
 from egs_ray.ready.kept import LEAST_JOBS, MISSES, START_S, Job, Kept, Process
+from egs_ray.ready.loaded import lines_of, own_modules
 
 NODE, LOAD_S = "n", 1.5
 
@@ -163,3 +167,43 @@ def test_what_is_taken_as_it_comes_is_not_waited_for() -> None:
     assert kept.wanted(NODE, 15.0) == {}
     kept.see(NODE, [Process("asked", "1")], 15.0)
     assert kept.wanted(NODE, 18.5) == {"": 1}
+
+
+TOLD: dict[str, tuple[dict[str, str | None], list[str]]] = {
+    "the same on all": ({"a": "torch,numpy", "b": "torch,numpy"}, ["they import torch,numpy, as Ray was told"]),
+    "nothing anywhere": (
+        {"a": "", "b": ""},
+        ["Ray was started without RAY_preload_python_modules: what stands ready there has nothing loaded"],
+    ),
+    "not on all": (
+        {"a": "", "b": "torch", "c": "", "d": "numpy"},
+        [
+            "they import numpy or torch, as Ray was told",
+            "nodes a, c were started without RAY_preload_python_modules: what stands ready there has nothing loaded",
+        ],
+    ),
+    "workers that cannot tell": ({"a": None}, []),
+    "no worker": ({}, []),
+}
+
+
+@pytest.mark.parametrize(("told", "lines"), TOLD.values(), ids=TOLD)
+def test_what_workers_import_is_said_where_they_tell(told: dict[str, str | None], lines: list[str]) -> None:
+    assert lines_of(told) == lines
+
+
+def test_a_worker_of_a_ray_that_has_another_way_tells_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It goes by its own program, as Ray's is, and by the words that it was started with."""
+    program = tmp_path / "default_worker.py"
+    program.write_text("")
+    monkeypatch.setattr(sys, "argv", [str(program), "--worker-preload-modules=torch"])
+    assert own_modules() is None
+    monkeypatch.setattr(sys, "argv", [default_worker(), "--worker-preload-modules=torch,numpy"])
+    assert own_modules() == "torch,numpy"
+    monkeypatch.setattr(sys, "argv", [default_worker()])
+    assert own_modules() == ""
+
+
+def default_worker() -> str:
+    """Ray's own, which is not imported: it would begin to work."""
+    return str(Path(ray.__file__).parent / "_private/workers/default_worker.py")
