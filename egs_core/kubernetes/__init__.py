@@ -33,7 +33,7 @@ learning     what was learned, kept in a ConfigMap; explaining: why pods wait, w
 preempting   what is deleted so that another may start; preloading, placeholding: what makes these and removes them
 steering     ending a run or a pod, with the rights of whoever asks; pausing: pausing it
 manifests    what all of that needs in the cluster; chart: the same for Helm; guard: what it may not do there
-leaving      how it goes again; profiled: what a profile says and the cluster has not
+leaving      how it goes again, and leaving_tried what would go; profiled: what a profile says and the cluster has not
 
 Nothing else of the core imports this room but the command line.
 """

@@ -118,8 +118,12 @@ class Cluster:
         self, kind: Kind, name: str, namespace: str = "", *, uid: str = "", is_tried: bool = False
     ) -> dict[str, Any]:
         """uid: of this very object and no later one of that name; is_tried: it is only asked whether it may be done."""
-        options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}} if uid else None
-        return self._call("DELETE", kind.path(namespace, name) + (TRIED if is_tried else ""), options)
+        stated: dict[str, Any] = {
+            **({"preconditions": {"uid": uid}} if uid else {}),
+            **({"dryRun": ["All"]} if is_tried else {}),
+        }
+        options = {"apiVersion": "v1", "kind": "DeleteOptions", **stated}  # beside these it heeds no query
+        return self._call("DELETE", kind.path(namespace, name), options if stated else None)
 
     def patch(
         self, kind: Kind, name: str, body: Body, namespace: str = "", how: str = MERGE, *, is_tried: bool = False

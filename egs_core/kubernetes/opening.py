@@ -18,10 +18,10 @@ FIELDS_OF = "kueue-admission"
 
 
 def open_gate(
-    cluster: Cluster, pod: Pod, why: str, now: float, deadline: Deadline | None = None
+    cluster: Cluster, pod: Pod, why: str, now: float, deadline: Deadline | None = None, *, is_tried: bool = False
 ) -> dict[str, Any] | None:
     """Take our gate off this very pod, and no other gate. The pod as it is then; None where it is gone. deadline: what
-    it gets with that, unless it has an earlier one."""
+    it gets with that, unless it has an earlier one. is_tried: it is only asked whether it may be done."""
     notes: dict[str, Any] = {names.OPENED: f"{moment(now)} {why}", names.WAITS: None}
     spec: dict[str, Any] = {"schedulingGates": [{"name": names.GATE, "$patch": "delete"}]}
     if deadline is not None and (pod.deadline_s is None or deadline.seconds < pod.deadline_s):
@@ -29,7 +29,7 @@ def open_gate(
         spec["activeDeadlineSeconds"] = deadline.seconds
     body = {"metadata": {"uid": pod.uid, "annotations": notes}, "spec": spec}
     try:
-        return cluster.patch(PODS, pod.name, body, pod.namespace, STRATEGIC)
+        return cluster.patch(PODS, pod.name, body, pod.namespace, STRATEGIC, is_tried=is_tried)
     except ApiError as error:
         if error.status == 404:
             return None

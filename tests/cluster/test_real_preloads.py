@@ -7,6 +7,7 @@ deletion breaks a pull off.
 from __future__ import annotations
 
 import copy
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -16,8 +17,9 @@ from typing import Any
 
 import pytest
 
+from egs_core.cli.app import run
 from egs_core.kubernetes import names
-from egs_core.kubernetes.cluster import NODES, PODS, ApiError, Cluster, Kind
+from egs_core.kubernetes.cluster import LEASES, NODES, PODS, ApiError, Cluster, Kind
 from egs_core.kubernetes.images import PULL_S as ASSUMED_S
 from egs_core.kubernetes.images import images_of
 from egs_core.kubernetes.leaving import leave
@@ -227,6 +229,38 @@ def test_without_the_right_nothing_is_made(tmp_path: Path) -> None:
             site.account(names.CONTROLLER).create(PODS, made, site.name)
     finally:
         site.close()
+
+
+def test_what_would_go_is_said_and_stays_and_goes_when_egs_is_taken_out(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The API server is asked of each change, also of a very pod, and makes none; then what was said is what goes."""
+    owner = site.add("owner", notes={names.PAUSED: "pod 2026-11-28T05:00:00Z by ann"})
+    site.add("waits")
+    made = preload("owner")
+    made["metadata"]["namespace"] = site.name
+    made["metadata"]["ownerReferences"][0]["uid"] = owner.uid
+    site.admin.create(PODS, made, site.name)
+    where = site.of.namespace
+    spec = {"holderIdentity": "laptop-7", "renewTime": moment(site.admin.now()).replace("Z", ".000000Z")}
+    site.admin.create(LEASES, {"metadata": {"name": names.CONTROLLER}, "spec": spec}, where)
+    words = ["kubernetes", "leave", "--kubeconfig", FILE, "--namespace", where, "--serve", site.name]
+    assert run([*words, "--dry-run", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert sorted(found["opened"]) == [f"{site.name}/owner", f"{site.name}/waits"]
+    assert (found["paused"], found["refused"]) == ([f"{site.name}/owner"], [])
+    assert (found["leads"]["holder"], found["leads"]["is_outside"]) == ("laptop-7", True)
+    assert {one.name for one in site.pods().values() if one.is_gated} == {"owner", "waits"}
+    assert "deletionTimestamp" not in loaders(site)[0]["metadata"]
+    assert "annotations" not in site.admin.get(LEASES, names.CONTROLLER, where)["metadata"]
+    for one in objects(site.of):
+        meta = one["metadata"]
+        there = site.admin.get(KINDS[one["kind"]], meta["name"], meta.get("namespace", ""))["metadata"]
+        assert "deletionTimestamp" not in there
+    lines: list[str] = []
+    assert leave(site.admin, site.of, lines.append, lambda _: None) == 0
+    said = [f"{one['kind']}/{one['name']}: deleted" for one in found["deleted"]]
+    assert said == [line for line in lines if line.endswith(": deleted")]
 
 
 def test_who_leaves_takes_preloads_and_their_class_along(site: Site) -> None:

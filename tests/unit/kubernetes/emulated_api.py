@@ -251,11 +251,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, made)
 
     def do_DELETE(self) -> None:
-        plural, namespace, name, query = self._asked()
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))  # options, such as a uid: names are unique here
+        plural, namespace, name, _ = self._asked()
+        options = self._body() if int(self.headers.get("Content-Length", 0)) else {}  # a uid: names are unique here
         with self.server_api.changed:
             if (namespace, name) in self.server_api.objects.get(plural, {}):
-                if not query.get("dryRun"):
+                if not options.get("dryRun"):
                     self.server_api._drop(plural, (namespace, name))
                 self._answer(200, {"status": "Success"})
             else:

@@ -37,6 +37,7 @@ MANIFESTS = ("manifests", "--image", "egs:1")
         (("open-overdue", "--kubeconfig", "{file}", "--serve", "a b"), "--serve: 'a b' can be no namespace ("),
         (("leave", "--kubeconfig", "{file}", "--namespace", ""), "--namespace: is empty ("),
         (("leave", "--kubeconfig", "{file}", "--serve", "a b"), "--serve: 'a b' can be no namespace ("),
+        (("leave", "--kubeconfig", "{file}", "--json"), "--json: does nothing without --dry-run ("),
     ],
 )
 def test_what_no_cluster_takes_is_refused(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ pytest.importorskip("kubernetes", reason="the client of Kubernetes is not instal
 
 from egs_core.cli.app import run
 from egs_core.kubernetes import names
-from egs_core.kubernetes.cluster import Cluster
+from egs_core.kubernetes.cluster import ApiError, Cluster
 from egs_core.kubernetes.controller import Controller
 from egs_core.kubernetes.leader import LEASE_S
 from egs_core.kubernetes.leaving import leave
@@ -22,6 +23,7 @@ from egs_core.kubernetes.settings import Settings
 from tests.unit.kubernetes.controlled import controlled
 from tests.unit.kubernetes.emulated_api import LIMIT_S, EmulatedApi
 from tests.unit.kubernetes.made_pods import node, pod
+from tests.unit.kubernetes.test_preload_policy import preload
 
 LEASE = {"name": names.CONTROLLER, "namespace": names.SYSTEM}
 
@@ -61,6 +63,79 @@ def test_what_is_paused_is_opened_too_and_named(api: EmulatedApi) -> None:
     assert (code, api.gated()) == (0, set())
     said = {line.partition(":")[0].partition("/")[2] for line in lines if line.endswith(": was paused, and is no more")}
     assert said == {"paused", "later"}
+
+
+def tried(api: EmulatedApi, *words: str) -> int:
+    return run(["kubernetes", "leave", "--dry-run", "--kubeconfig", str(api.kubeconfig), *words])
+
+
+def test_a_dry_run_says_what_would_go_and_changes_nothing(api: EmulatedApi, capsys: pytest.CaptureFixture[str]) -> None:
+    """Objects, in which namespace; gates, and which of them are paused; who leads, and that it runs elsewhere. What was
+    said is what is done then."""
+    api.add("mutatingwebhookconfigurations", {"metadata": {"name": names.CONTROLLER}})
+    api.add("deployments", {"metadata": {"name": names.CONTROLLER, "namespace": names.SYSTEM}})
+    api.add("pods", preload())
+    api.add("pods", pod("waits"))
+    api.add("pods", pod("paused", run="other", notes={names.PAUSED: "pod 2026-11-28T05:00:00Z by ann"}))
+    api.add("pods", pod("runs", gate=False))
+    held(api, "laptop-7", 2.0)
+    before = {plural: api.all(plural) for plural in api.objects}
+    assert tried(api) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"mutatingwebhookconfigurations/{names.CONTROLLER}: would be deleted"
+    assert f"deployments/{names.CONTROLLER} in {names.SYSTEM}: would be deleted" in lines
+    assert {line for line in lines if "opened" in line} == {
+        "team/waits: would be opened",
+        "team/paused: would be opened (it is paused, and would be no more)",
+    }
+    assert lines[-2].startswith("controller laptop-7: has the lease (renewed ")
+    assert lines[-2].endswith(" s ago), from outside of the cluster, and would be told to end")
+    assert lines[-1] == f"namespace {names.SYSTEM} would be left"
+    assert tried(api, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {key: found[key] for key in ("namespace", "opened", "paused", "is_told", "refused")} == {
+        "namespace": names.SYSTEM,
+        "opened": ["team/paused", "team/waits"],
+        "paused": ["team/paused"],
+        "is_told": True,
+        "refused": [],
+    }
+    assert (found["leads"]["holder"], found["leads"]["is_outside"]) == ("laptop-7", True)
+    assert {plural: api.all(plural) for plural in api.objects} == before
+    assert (api.patches, api.deleted) == ([], [])
+    left(api, lambda _: None)
+    assert api.deleted == [f"{one['kind']}/{one['name']}" for one in found["deleted"]]
+    assert sorted(api.opened()) == ["paused", "waits"]
+
+
+def test_a_dry_run_of_a_cluster_without_egs_says_so(api: EmulatedApi, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where somebody led once, which the Lease tells; one that is a pod there is not outside."""
+    assert tried(api) == 0
+    assert capsys.readouterr().out == f"nothing would be deleted or opened\nnamespace {names.SYSTEM} would be left\n"
+    held(api, "", 3600.0)
+    assert tried(api) == 0
+    assert "nobody leads: the Lease would get the annotation egs.io/left\n" in capsys.readouterr().out
+    api.change("leases", names.CONTROLLER, lambda one: one["spec"].update(holderIdentity="egs-controller-x7-1"))
+    api.add("pods", pod("egs-controller-x7", gate=False, namespace=names.SYSTEM))
+    assert tried(api) == 0
+    said = capsys.readouterr().out
+    assert "controller egs-controller-x7-1: has the lease (renewed 60 min ago) and would be told to end\n" in said
+
+
+def test_a_dry_run_names_the_gates_that_may_not_be_opened(
+    api: EmulatedApi, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As somebody's webhook refuses any change of theirs: exit code 1."""
+    api.add("pods", pod("waits"))
+
+    def refuses(*_: object, **__: object) -> None:
+        raise ApiError(403, "admission webhook denied the request")
+
+    monkeypatch.setattr("egs_core.kubernetes.leaving_tried.open_gate", refuses)
+    assert tried(api) == 1
+    out, said = capsys.readouterr()
+    assert "nothing would be deleted" not in out
+    assert said == "egs kubernetes: team/waits: cannot be opened: 403: admission webhook denied the request\n"
 
 
 def test_a_controller_outside_ends_and_writes_nothing_anew(api: EmulatedApi) -> None:
