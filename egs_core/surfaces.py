@@ -90,10 +90,10 @@ OWN = (
         "run",
         "egs run -- CMD, at a site server (`egs serve`)",
         {
-            "observe": "no: a command says nothing of what it does",
+            "observe": "no: what starts with it has its turn, and of the rest nothing is seen",
             "order": "yes",
             "split": "yes: with --split, at `with egs.gpu():` in the command's own Python code",
-            "preload": "yes: modules, of a command that is Python, while it waits (--preload)",
+            "preload": "yes: modules, of a command that is Python: while it waits, and between runs (--keep-ready)",
             "gang": "yes: of runs with one name (--gang)",
             "preempt": "yes: where it was started with --requeue or --suspend",
             "limits": "yes: a time box (--for), and idle time (--idle-timeout)",
