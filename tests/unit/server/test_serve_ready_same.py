@@ -101,8 +101,11 @@ class Runs:
         return {one for one in every if self._is_ours(one)}
 
     def base(self) -> int:
-        """The process that stands ready after a run of which nothing is special."""
+        """The process that stands ready after a run of which nothing is special. Where the last one stands no more,
+        such runs have another variable from now on: for the first run of its kind one stands, for a later one it may
+        be worth nothing."""
         if self._base not in self.standing():
+            self.environment["GONE"] = f"{self.number}"
             before = self.standing()
             self.told()
             self._base = min(wait_for(lambda: self.standing() - before, "one stands ready"))
