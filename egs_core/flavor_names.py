@@ -77,6 +77,15 @@ def is_meant(wish: str, flavor: str) -> bool:
     return bool(wish) and (flavor == wish or flavor.startswith(f"{wish}-"))
 
 
+def nearest(names: Iterable[str], flavor: str) -> str:
+    """Of names that mean the flavor the longest; "" for none.
+
+    >>> nearest(("a100", "a100-sxm4", "t4"), "A100-SXM4-80GB"), nearest(("t4",), "A100")
+    ('a100-sxm4', '')
+    """
+    return max((name for name in names if is_meant(name, flavor)), key=len, default="")
+
+
 def meant(wishes: Sequence[str], flavors: Iterable[str]) -> tuple[str, ...]:
     """Those of the flavors that one of the wishes means, in their order."""
     return tuple([flavor for flavor in flavors if any(is_meant(wish, flavor) for wish in wishes)])

@@ -45,7 +45,7 @@ class SiteFlavor(Flavor):
     """The same in a site's own file."""
 
     memory: Size | None = None
-    """Memory of one GPU, for `egs advise` and the hint `gpu_memory`; where a driver tells it, that counts."""
+    """Memory of one GPU, for `egs advise`, emulated GPUs and the hint `gpu_memory`; a driver that tells it counts."""
 
 
 class _File(FileModel):

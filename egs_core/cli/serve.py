@@ -18,7 +18,7 @@ from egs_core.calendar import Reservation, is_over
 from egs_core.client.places import TOKEN, URL, parse_url, socket_here
 from egs_core.cost.prices import Prices, load_prices
 from egs_core.errors import EgsError, InputError, counted, listed
-from egs_core.flavors import load_flavors
+from egs_core.flavors import load_flavors, load_memory
 from egs_core.json_log import VARIABLE as EGS_LOG
 from egs_core.notices import warn
 from egs_core.oidc import load_oidc
@@ -143,7 +143,7 @@ def serve(
         return
     with needs_server("egs serve"):
         from egs_core.server.database import parse_database
-        from egs_core.server.devices import host_offer
+        from egs_core.server.devices import host_offer, with_memory
         from egs_core.server.doors import Door
         from egs_core.server.serving import serve as begin
 
@@ -157,7 +157,8 @@ def serve(
     teams = load_teams(queues) if queues is not None else Teams()
     offer = host_offer(emulated_gpus, chosen)
     if flavors is not None:
-        offer = msgspec.structs.replace(offer, flavors=load_flavors(flavors))
+        stated = with_memory(offer.devices, load_memory(flavors))
+        offer = msgspec.structs.replace(offer, devices=stated, flavors=load_flavors(flavors))
     if queues is not None:
         offer = msgspec.structs.replace(offer, reserved=reservations_for(queues, len(offer.devices)))
     budgets = load_budgets(queues) if queues is not None else ()

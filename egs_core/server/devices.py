@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 from pydantic import TypeAdapter, ValidationError
 
@@ -18,7 +19,7 @@ from egs_core.client.hosts import HostName
 from egs_core.client.places import RUNTIME
 from egs_core.client.processes import Snapshot
 from egs_core.errors import InputError, listed
-from egs_core.flavor_names import flavor_of_product
+from egs_core.flavor_names import flavor_of_product, nearest
 from egs_core.server.logic import Watch
 from egs_core.server.runs import EMULATED, Device, Offer
 
@@ -85,6 +86,19 @@ def host_offer(emulated: str, chosen: Sequence[str]) -> Offer:
         devices = tuple([known[one] for one in dict.fromkeys(chosen)] or real)
     cpus, memory_bytes = float(os.cpu_count() or 1), psutil.virtual_memory().total
     return Offer(name, devices, cpus, memory_bytes, is_watched=not emulated)
+
+
+def with_memory(devices: Sequence[Device], memory: Mapping[str, int]) -> tuple[Device, ...]:
+    """Emulated ones have what the site's file says of their flavor, as no driver tells it. memory: bytes of one GPU, by
+    name."""
+    return tuple(
+        [
+            msgspec.structs.replace(one, memory_bytes=memory[named])
+            if one.label == EMULATED and (named := nearest(memory, one.kind))
+            else one
+            for one in devices
+        ]
+    )
 
 
 def why_none() -> str:

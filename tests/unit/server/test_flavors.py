@@ -20,7 +20,7 @@ from egs_core.errors import InputError
 from egs_core.flavor_names import flavor_of_product, is_meant
 from egs_core.flavors import load_flavors, spec_for
 from egs_core.server.book import CONFIG
-from egs_core.server.devices import host_offer
+from egs_core.server.devices import host_offer, with_memory
 from egs_core.server.flavors import Learned
 from egs_core.server.logic import SiteLogic
 from egs_core.server.principals import Principal
@@ -277,6 +277,14 @@ def test_emulated_gpus_of_flavors() -> None:
     ]
     assert [one.kind for one in host_offer("2", ()).devices] == ["", ""]
     assert host_offer("0", ()).devices == ()
+
+
+def test_an_emulated_gpu_has_the_memory_that_the_file_says_of_its_flavor() -> None:
+    """Of two names that mean it the longest one's; without a word of it 80 GiB. A driver that tells it counts."""
+    memory = {"t4": 16 << 30, "a100": 40 << 30, "a100-sxm4": 80 << 30, "l4": 24 << 30}
+    offered = host_offer("A100-SXM4-80GB=1,t4=1,v100=1", ()).devices
+    assert [one.memory_bytes >> 30 for one in with_memory(offered, memory)] == [80, 16, 80]
+    assert with_memory(DEVICES, {"t4": 1, "a100": 1}) == DEVICES
 
 
 def test_why_a_host_offers_no_gpu(tmp_path: Path) -> None:

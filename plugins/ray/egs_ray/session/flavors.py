@@ -11,7 +11,7 @@ import msgspec
 from egs_core.engine import messages as m
 from egs_core.engine.specs import FlavorSpec
 from egs_core.errors import InputError
-from egs_core.flavor_names import is_meant
+from egs_core.flavor_names import nearest
 from egs_core.graph.columns import GIB, Graph
 from egs_core.notices import MAX_COST_UNUSED, warn_once
 from egs_core.site import Learning, Site
@@ -45,8 +45,7 @@ class Flavors:
 
     def memory_of(self, flavor: str) -> int | None:
         """Bytes of one of its GPUs, where the file says it."""
-        found = [name for name in self._memory if is_meant(name, flavor)]
-        return self._memory[max(found, key=len)] if found else None
+        return self._memory.get(nearest(self._memory, flavor))
 
     def fitted(self, graph: Graph, nodes: Iterable[m.NodeAdded]) -> Graph:
         """Without what tasks need of a GPU's memory where no GPU has so much, with a warning for each: Ray alone would
