@@ -214,7 +214,7 @@ class Granting:
         to wait, and then what it waits for counts as taken for those behind it."""
         queue, state = self._queue, self._state
         phases = queue.first_choosers(MOST_CHOOSERS)
-        choice.line_up(phases)
+        choice.line_up(quota.beside_each_other(state, phases) if state.queues else phases)
         for phase in phases:
             if not choice.has_room and self._needs_gpu(phase):
                 continue

@@ -18,12 +18,13 @@ Of each flavor that offers what all phases of the task need, an offer says when 
 
 Equal offers: the one that leaves less device memory idle. What is promised to a task that waits counts as taken for
 those behind it, so a long line at the fast devices makes the slow ones attractive; but for what is free now, which
-anybody may have (backfill).
+anybody may have (backfill). In line at a flavor are those that are best off there; where several are as fast, each has
+its share of them, and who is kept out by quota is in none, or all would leave a free device to each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from egs_core.engine.messages import Moment
@@ -36,6 +37,7 @@ from egs_core.engine.state.state import State
 from egs_core.graph.columns import Shape
 
 OBJECTIVES = ("finish", "soonest", "cost", "greedy", "blind")
+AS_FAST = 1.05  # times as long, and it counts as equally fast: what is learned differs by as much by chance
 STRETCH = 2.0  # without a deadline a lower price may make a task end so many times as late, counted from now
 
 
@@ -109,7 +111,7 @@ class FlavorChoice:
             if lease.devices and lease.node in self._frees:
                 self._hold(lease.node, lease.devices, expected_end_s(state, phase))
         self._demands: dict[tuple[tuple[int, ...], tuple[str, ...]], Demand] = {}
-        self._lines: dict[str, int] = {}  # flavor -> how many wait that are best off there
+        self._lines: dict[str, float] = {}  # flavor -> how many wait that are best off there
         self.waits: dict[int, Offer] = {}
         self.refused: dict[int, Refused] = {}
 
@@ -124,10 +126,17 @@ class FlavorChoice:
         self._lines = {}
         for phase in phases:
             task = self._state.task_of[phase]
-            nodes = self._demand(task).nodes
-            if nodes:
-                best = min([(self._seconds(task, flavor), flavor) for flavor in nodes])[1]
-                self._lines[best] = self._lines.get(best, 0) + 1
+            for flavor, share in self._best_off(task, self._demand(task)).items():
+                self._lines[flavor] = self._lines.get(flavor, 0.0) + share
+
+    def _best_off(self, task: int, demand: Demand) -> dict[str, float]:
+        """Where the task is fastest; of flavors that are as fast, the part of it that each has by its devices: it
+        stands in no line at one while others would do as well."""
+        seconds = {flavor: self._seconds(task, flavor) for flavor in demand.nodes}
+        least = min(seconds.values(), default=0.0)
+        best = [flavor for flavor, there in seconds.items() if there <= AS_FAST * least]
+        devices = sum([self._devices[flavor] for flavor in best])
+        return {flavor: self._devices[flavor] / devices for flavor in best}
 
     def is_offered(self, phase: int) -> bool:
         """Whether a flavor has, on some node, all that the task needs."""
@@ -145,7 +154,7 @@ class FlavorChoice:
             meets = sorted((o for o in found if o.end_s <= until), key=lambda o: (o.cost, o.end_s, o.idle_bytes))
             late = sorted((o for o in found if o.end_s > until), key=lambda o: (o.end_s, o.cost, o.idle_bytes))
             return meets + late
-        best = min([(o.seconds, o.flavor) for o in found], default=(0.0, ""))[1]
+        best = self._best_off(task, demand)
         until = self._latest_end_s(task, found) if found and state.deadline_of(task) is not None else float("inf")
 
         def rank(offer: Offer) -> tuple[bool, float, int, float]:
@@ -292,12 +301,12 @@ class FlavorChoice:
 
     # --- objectives ---
 
-    def _delay_s(self, demand: Demand, offer: Offer, best: str) -> float:
+    def _delay_s(self, demand: Demand, offer: Offer, best: Mapping[str, float]) -> float:
         """What taking a device of this flavor costs the others: each that is best off there, and comes to wait for
         this very device, ends so much later. best: where the task itself stands in line."""
         if self._objective == "soonest":
             return 0.0
-        others = self._lines.get(offer.flavor, 0) - (offer.flavor == best)
+        others = self._lines.get(offer.flavor, 0.0) - best.get(offer.flavor, 0.0)
         return max(others, 0) * demand.devices / self._devices[offer.flavor] * offer.seconds
 
     def _latest_end_s(self, task: int, offers: Iterable[Offer]) -> float:

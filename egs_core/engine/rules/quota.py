@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from egs_core.engine.specs import KINDS, NO_LIMIT, NO_QUEUE, UNLIMITED, Amounts, QueueSpec
+from egs_core.engine.specs import KINDS, NO_LIMIT, NO_QUEUE, NOTHING, UNLIMITED, Amounts, QueueSpec
 from egs_core.engine.state.columns import Columns
 from egs_core.engine.state.records import QueueState, smoothed_at
 
@@ -92,6 +92,19 @@ def blocked_by(queues: Sequence[QueueState], number: int, wanted: Amounts) -> Bl
             nominal, used = queue.spec.nominal[kind], queue.total(kind)
             return Blocked(KINDS[kind], amount, free, nominal, used, used + amount > nominal, queue.elsewhere[kind])
     return None
+
+
+def beside_each_other(state: Columns, phases: Iterable[int]) -> list[int]:
+    """Of these, in order, those that the quotas let run beside each other now: the others take nothing from anybody."""
+    found, counted = list[int](), dict[int, Amounts]()
+    for phase in phases:
+        number = state.queue_of(state.task_of[phase])
+        before, own = counted.get(number, NOTHING), demand(state, (phase,))
+        together = before[0] + own[0], before[1] + own[1], before[2] + own[2]
+        if blocked_by(state.queues, number, together) is None:
+            counted[number] = together
+            found.append(phase)
+    return found
 
 
 def without_turns(queues: Sequence[QueueState]) -> Sequence[QueueState]:

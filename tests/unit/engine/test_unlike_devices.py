@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from egs_core.engine import EngineConfig
 from egs_core.engine import messages as m
-from egs_core.engine.specs import FlavorSpec
+from egs_core.engine.specs import UNLIMITED, FlavorSpec, QueueSpec
 from egs_core.graph.columns import GPU, Graph, Shape, TaskOptions
+from egs_core.graph.load import LoadedWorkload
+from egs_core.runlog import records as r
+from egs_core.sim.config import SimConfig, SimNode
+from egs_core.sim.simulator import Simulation
 from egs_core.testing.engine_bench import EngineBench, gpu, graph_of
 
 FAST, SLOW = FlavorSpec("fast", 4.0), FlavorSpec("slow", 0.5, speed=0.25)
@@ -285,3 +290,36 @@ def test_what_is_held_stays_when_memory_is_told_anew() -> None:
         assert bench.state.nodes[0].device_memory == [size * GIB for size in free]
     bench.end("held", 5.0)
     assert bench.state.nodes[0].device_memory == [24 * GIB, 24 * GIB]
+
+
+def burst(quotas: bool, slow_times: float) -> tuple[float, float]:
+    """24 tasks of 1 to 4 s come at once to one device of each flavor; `quotas`: half of them in each of two queues that
+    may use one device each. Seconds to the end of all, and the share of them in which the fast device works."""
+    queues = tuple([QueueSpec(name, nominal=(UNLIMITED, 1000, UNLIMITED)) for name in ("a", "b")]) if quotas else ()
+    jobs = []
+    for number in range(24):
+        graph = job("t", 1.0 + number % 4, slow_times * (1.0 + number % 4))
+        jobs.append(LoadedWorkload(str(number), "t", "", "ab"[number % 2] if quotas else "", 0.0, graph))
+    nodes = tuple([SimNode(name, 8.0, 1, flavor=name) for name in NAMES])
+    done = Simulation(jobs, SimConfig(nodes, flavors=(FAST, SLOW), queues=queues)).run()
+    at = {record.workload: record for record in done.records if isinstance(record, r.Started)}
+    ends = {record.workload: record.t for record in done.records if isinstance(record, r.Ended)}
+    worked = sum(ends[name] - start.t for name, start in at.items() if start.node == "fast")
+    return max(ends.values()), worked / max(ends.values())
+
+
+@pytest.mark.parametrize(("quotas", "at_most_s"), [(False, 32.0), (True, 37.0)])
+@pytest.mark.parametrize("slow_times", [1.0, 1.04])
+def test_of_flavors_that_are_as_fast_none_idles_while_tasks_wait(
+    slow_times: float, quotas: bool, at_most_s: float
+) -> None:
+    """Nobody leaves a free device to a line in which all do so: 60 s of work on two devices, or of two queues that may
+    have one each the 36 s of the longer one."""
+    assert burst(quotas, slow_times)[0] <= at_most_s
+
+
+@pytest.mark.parametrize("slow_times", [1.25, 1.6])
+def test_tasks_that_quotas_keep_out_anyway_stand_in_no_line(slow_times: float) -> None:
+    """Each queue may have one device: what the first of it takes it takes from none of the others, so it has the better
+    one of those that are there, and the fast one works nearly all the time."""
+    assert burst(quotas=True, slow_times=slow_times)[1] >= 0.9
