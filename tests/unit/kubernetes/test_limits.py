@@ -235,10 +235,10 @@ def test_a_deadline_that_may_not_be_written_keeps_no_gate_closed(
     """A policy of an earlier version refuses it: one line, and pods are opened without."""
     patch = Cluster.patch
 
-    def refuses(cluster: Cluster, kind: Kind, name: str, body: Any, namespace: str = "", how: str = "") -> Any:
+    def refuses(cluster: Cluster, kind: Kind, name: str, body: Any, *more: Any, **stated: Any) -> Any:
         if "activeDeadlineSeconds" in body.get("spec", {}):
             raise ApiError(403, "more than a gate of the pod is changed")
-        return patch(cluster, kind, name, body, namespace, how)
+        return patch(cluster, kind, name, body, *more, **stated)
 
     monkeypatch.setattr(Cluster, "patch", refuses)
     api.add("nodes", node("n1"))
