@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from egs_core.errors import listed
+
+MOST_LOOKED_AT = 100  # of a file's errors, to name some
+MOST_OTHERS = 5  # places that one error names besides its own
 PLAIN = {
     "missing": "is missing",
     "string_type": "must be text",
@@ -63,7 +67,20 @@ def problem_of(error: Mapping[str, Any]) -> str:
 def first_of(errors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """The one to tell of: where a field is missing and another one there is unknown, that is what was written wrong."""
     first = errors[0]
-    if first["type"] != "missing":
-        return first
-    beside = (one for one in errors if one["type"] == "extra_forbidden" and one["loc"][:-1] == first["loc"][:-1])
-    return next(beside, first)
+    return next((one for one in errors if _is_meant(first, one)), first)
+
+
+def _is_meant(missing: Mapping[str, Any], unknown: Mapping[str, Any]) -> bool:
+    is_pair = missing["type"] == "missing" and unknown["type"] == "extra_forbidden"
+    return is_pair and bool(missing["loc"][:-1] == unknown["loc"][:-1])
+
+
+def with_others(hint: str, errors: Sequence[Mapping[str, Any]], written: Callable[[tuple[str | int, ...]], str]) -> str:
+    """The hint, and which other places are wrong besides the first one that is told of. written: a place in words."""
+    told, errors = tuple(first_of(errors)["loc"]), errors[:MOST_LOOKED_AT]
+    places = [tuple(one["loc"]) for one in errors if not any(_is_meant(one, other) for other in errors)]
+    # what holds a wrong value is not wrong itself: a list counts as too short without it
+    alone = [path for path in places if not any(path != other and path == other[: len(path)] for other in places)]
+    others = list(dict.fromkeys(written(path) for path in alone if path != told))
+    more = f"also wrong: {listed(others, MOST_OTHERS)}" if others else ""
+    return "; ".join(part for part in (hint, more) if part)

@@ -22,7 +22,7 @@ from pydantic import (
 from egs_core.errors import InputError
 from egs_core.graph.places import hint_of
 from egs_core.units import parse_bytes, parse_seconds
-from egs_core.validation_words import first_of, problem_of
+from egs_core.validation_words import first_of, problem_of, with_others
 
 MAX_FILE_BYTES = 4 << 20
 MEND = "look there, and a line before, for brackets, quotes, colons and how far lines are moved in"
@@ -224,12 +224,15 @@ class _Reader:
 
 
 def input_error(error: ValidationError, lines: dict[Path_, int], place: str, known: Sequence[str]) -> InputError:
-    """The first of pydantic's errors with its line. known: the fields there are, to suggest the nearest."""
-    first = first_of(error.errors(include_url=False, include_input=False))
+    """The first of pydantic's errors with its line, and the places of the others. known: the fields there are, to
+    suggest the nearest."""
+    errors = error.errors(include_url=False, include_input=False)
+    first = first_of(errors)
     path = tuple(first["loc"])
     shown = shown_path(path)
     where = f"{place} line {line_of(path, lines)}{': ' if shown else ''}{shown}"
-    return InputError(where, problem_of(first), hint_of(first, known))
+    hint = with_others(hint_of(first, known), errors, lambda path: f"line {line_of(path, lines)} {shown_path(path)}")
+    return InputError(where, problem_of(first), hint)
 
 
 def shown_path(path: Path_) -> str:

@@ -26,8 +26,8 @@ from pydantic import Field, ValidationError
 from egs_core.errors import InputError, listed
 from egs_core.graph.places import did_you_mean, hint_of, join
 from egs_core.graph.source import json_errors
-from egs_core.validation_words import first_of, problem_of
-from egs_core.yaml_file import FileModel, Seconds, Size, input_error, line_of, read_yaml
+from egs_core.validation_words import first_of, problem_of, with_others
+from egs_core.yaml_file import FileModel, Seconds, Size, input_error, line_of, read_yaml, shown_path
 
 MOST_SECONDS = 1e12
 """Of an operator; so that no sum overflows."""
@@ -234,12 +234,11 @@ def read_devices(text: str, place: str = "devices") -> Devices:
 
 
 def _input_error(error: ValidationError, place: str) -> InputError:
-    first = first_of(error.errors(include_url=False, include_input=False))
-    path = ""
-    for step in first["loc"]:
-        path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else str(step)
+    errors = error.errors(include_url=False, include_input=False)
+    first = first_of(errors)
     known = [*Node.model_fields, "from", "to", *_Graph.model_fields]
-    return InputError(join(place, path), problem_of(first), hint_of(first, known))
+    hint = with_others(hint_of(first, known), errors, shown_path)
+    return InputError(join(place, shown_path(first["loc"])), problem_of(first), hint)
 
 
 def _short(name: str) -> str:

@@ -66,3 +66,12 @@ def test_a_cluster_file_in_the_same_words() -> None:
     """As the others."""
     with pytest.raises(InputError, match=r"nodes\[0\]\.gpus: must be a whole number$"):
         parse_cluster("nodes: [{name: a, cpus: 1, gpus: 1.5}]")
+
+
+def test_all_places_that_are_wrong_are_named_once() -> None:
+    """The first with what is wrong, the others by line and place; a list that is too short only for a wrong entry, and
+    a field that is missing beside one that is not known, are no places of their own."""
+    text = "queues:\n- {name: a, wieght: 2}\n- {nam: b}\n- {name: c, weight: -1}\ntems: []"
+    assert problem(text).hint == (
+        "did you mean 'weight'?; also wrong: line 3 queues[1].nam, line 4 queues[2].weight, line 5 tems"
+    )
