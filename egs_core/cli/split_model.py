@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from egs_core.errors import InputError
+from egs_core.cli.printable import printable
+from egs_core.errors import InputError, listed
 from egs_core.graph.model import FORMAT, VERSION
 from egs_core.graph.source import read_bytes
 from egs_core.model import (
@@ -35,6 +36,7 @@ from egs_core.yaml_file import read_text
 
 MOST_FILE_BYTES = 1 << 30
 INFEASIBLE = 1
+MOST_STRETCHES = 6  # of a device, that are named
 WEIGHTS = (".pt", ".pth", ".safetensors")
 """Endings of files that have a model's weights, and no graph."""
 FILES_OF = {"--dim": "ONNX", "--measure": ".pt2"}
@@ -155,6 +157,10 @@ def _show(instance: Instance, found: Split, objective: Objective) -> None:
     least = ", the least there is" if found.is_best else ""
     console.print(Text(f"{loss.latency_s:.6g} s {what}; loss {loss.loss:.6g} s{least}"))
     console.print(table)
+    for number, device in enumerate(instance.devices.devices):
+        if number in found.assignment:
+            line = f"{device.name}: {stretches(instance, found.assignment, number)}"
+            Console(soft_wrap=True).print(Text(printable(line)))
     idle_s, edges = loss.loss - loss.latency_s, "edge" if loss.cut_edges == 1 else "edges"
     console.print(
         Text(
@@ -162,6 +168,19 @@ def _show(instance: Instance, found: Split, objective: Objective) -> None:
             f"(lambda {instance.lambda_s:.6g} s); {loss.cut_edges:,} {edges} between devices; --json has all"
         )
     )
+
+
+def stretches(instance: Instance, assignment: list[int], device: int) -> str:
+    """The operators of a device, as the first and last of each stretch of the stable order that is on it."""
+    found: list[list[str]] = []
+    before = None
+    for operator in instance.operators.order:
+        if assignment[operator] == device:
+            if before != device:
+                found.append([])
+            found[-1].append(instance.operators.ids[operator])
+        before = assignment[operator]
+    return listed([one[0] if len(one) == 1 else f"{one[0]} to {one[-1]}" for one in found], MOST_STRETCHES)
 
 
 def _objective(name: str) -> Objective:

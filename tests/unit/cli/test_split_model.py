@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from egs_core.cli.app import run
+from egs_core.cli.split_model import stretches
+from egs_core.model import Instance, read_devices, read_operators
 
 DEVICES = """
 devices:
@@ -70,6 +72,17 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert "6.0 GiB" in shown
     assert shown.startswith("0.02511 s one request; loss 0.0252814 s, the least there is\n")
     assert "1 edge between devices" in " ".join(shown.split())
+
+
+def test_which_operators_a_device_has() -> None:
+    """First and last of each stretch of the order, of many the first ones; one by itself is named once."""
+    nodes = [{"id": f"o{number}", "bytes": 1, "seconds": 1} for number in range(20)]
+    operators = read_operators(json.dumps({"nodes": nodes, "edges": []}).encode())
+    devices = read_devices("devices: [{name: a, memory: 20}, {name: b, memory: 20}]\nlink_bytes_s: 1", "d")
+    instance = Instance(operators, devices)
+    assert stretches(instance, [0] * 3 + [1] + [0] * 16, 0) == "o0 to o2, o4 to o19"
+    assert stretches(instance, [0] * 3 + [1] + [0] * 16, 1) == "o3"
+    assert stretches(instance, [0, 1] * 10, 1) == "o1, o3, o5, o7, o9, o11 and 4 more"
 
 
 def test_what_does_not_fit_is_exit_code_1(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
