@@ -48,6 +48,8 @@ def supervised(address: Address, job: Job) -> Callable[[Callable[[str], None], C
             code, lack = supervisor.run(is_known), supervisor.lack
             left = [one for one in mine.or_flavors if not is_meant(one, supervisor.flavor)]
             if not (code and lack and left):
+                if code and lack:
+                    tell(f"run {run}: {lack}; --or-flavor names no flavor that it has not had")
                 return code
             note = f"tried again on {left[0]}: run {run} was {GPU}"  # not the line: that is the command's own
             tell(f"run {run}: {lack}; it is tried again on {left[0]}" + (f", then on {left[1]}" if left[1:] else ""))

@@ -108,6 +108,8 @@ def test_what_lacks_memory_on_one_flavor_is_tried_on_another(site: RealSite, tmp
     assert (other.returncode, "tried again" in other.stderr) == (3, False), other.stderr
     last = site.egs("run", "--gpus", "1", "--flavor", "slow", "--or-flavor", "slow", "--", str(task))
     assert (last.returncode, "tried again" in last.stderr) == (1, False), last.stderr
+    assert "out of GPU memory" in last.stderr
+    assert "--or-flavor names no flavor that it has not had" in last.stderr
     ended = [(run.name, run.flavor, run.outcome) for run in site.client.runs(with_ended=True).runs]
     assert ended[:2] == [("task.sh", "slow", "failed"), ("task.sh", "fast", "succeeded")]
     unknown = site.egs("run", "--gpus", "1", "--or-flavor", "h100", "--", "true")
