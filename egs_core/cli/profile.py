@@ -20,6 +20,7 @@ from egs_core.cli.printable import printable
 from egs_core.cli.profile_runs import past_of_site, run_at_site, site_flavors, site_here
 from egs_core.cli.rows import print_table
 from egs_core.cli.run import name_of
+from egs_core.engine.specs import HOUR_S
 from egs_core.errors import InputError, listed
 from egs_core.flavor_names import flavor_of_product, meant
 from egs_core.flavors import load_flavors, spec_for
@@ -27,6 +28,7 @@ from egs_core.history.opened import open_history
 from egs_core.history.pending import open_learned
 from egs_core.history.stored import StoredHistory
 from egs_core.notices import warn
+from egs_core.profiling.advising import size_of
 from egs_core.profiling.running import BATCH, NO_GPU, Ran, local_gpus, run_here
 from egs_core.profiling.tiers import (
     GIB,
@@ -80,6 +82,8 @@ def profile(
     and what may go wrong. Of a TASK: the same from its runs before."""
     is_command = _is_command(ctx.obj or (), words)
     _check_order(ctx, ctx.obj or (), words)
+    if not is_command:
+        _check_past(gpus=gpus > 1, runs=runs > 1, queue=bool(queue), name=bool(name))
     sizes = _sizes(batch, words, is_command)
     specs = load_flavors(flavors) if flavors is not None else ()
     wishes = Wishes(parse_seconds(deadline, "--deadline") if deadline else None, stretch, hour_worth)
@@ -96,31 +100,41 @@ def profile(
             called, measured = words[0], _past(words[0], store, flavor or [])
     finally:
         store.close()
-    compared = of_best_batch([one for one in measured if one.flavor != NO_GPU])
-    known = dict.fromkeys(one.flavor for one in measured)
-    tiers = [Tier(one, spec_for(one, specs).gpu_hour) for one in known]
+    sized = [msgspec.structs.replace(one, flavor=size_of(one.flavor, one.gpus)) for one in measured]
+    compared = of_best_batch([new for new, one in zip(sized, measured, strict=True) if one.flavor != NO_GPU])
+    prices = {new.flavor: spec_for(one.flavor, specs).gpu_hour for new, one in zip(sized, measured, strict=True)}
     if asked:
-        wishes = msgspec.structs.replace(wishes, asked=_compared_with(asked, list(known)))
-    advice = recommend(compared, tiers, wishes)
+        wishes = msgspec.structs.replace(wishes, asked=_compared_with(asked, measured))
+    advice = recommend(compared, [Tier(*one) for one in prices.items()], wishes)
     if as_json:
         typer.echo(json.dumps(_told(called, measured, failed, advice)))
     else:
-        _show(called, measured, failed, advice, [one.name for one in specs])
+        _show(called, sized, failed, advice, prices, [one.name for one in specs])
     return 0 if measured else 1
 
 
-def _compared_with(asked: str, known: Sequence[str]) -> str:
-    """The flavor that is meant. Raises InputError where nothing was measured on it."""
+def _compared_with(asked: str, measured: Sequence[Measured]) -> str:
+    """The flavor that is meant, as `size_of` has it with the fewest GPUs. Raises InputError where nothing was measured
+    on it."""
+    known = list(dict.fromkeys(one.flavor for one in measured))
     found = meant((asked,), known)
     if not found:
-        raise InputError("--asked", f"nothing was measured on {asked!r}", f"measured on: {listed(list(known))}")
-    return found[0]
+        raise InputError("--asked", f"nothing was measured on {asked!r}", f"measured on: {listed(known)}")
+    return size_of(found[0], min(one.gpus for one in measured if one.flavor == found[0]))
 
 
 def _is_command(line: Sequence[str], words: Sequence[str]) -> bool:
     """Whether `--` stands before them, or they are more than a name."""
     at = line.index("--") if "--" in line else -1
     return len(words) > 1 or (at >= 0 and list(line[at + 1 :]) == list(words))
+
+
+def _check_past(**given: bool) -> None:
+    """Raises InputError for an option that is of a command to measure, and given with a task of runs before."""
+    for option, is_given in given.items():
+        if is_given:
+            hint = f"leave it out, or measure it: egs profile --{option} … -- CMD"
+            raise InputError(f"--{option}", "says how a command is run, and a TASK's runs are over", hint)
 
 
 def _check_order(ctx: typer.Context, line: Sequence[str], words: Sequence[str]) -> None:
@@ -173,7 +187,8 @@ def _measure(
         run = partial(run_here, command, {one: ids[:gpus] for one, ids in here.items()})
     chosen = list(meant(wanted, there)) if wanted else there
     if not chosen:
-        raise InputError("--flavor", f"there is no GPU of {listed(wanted)} here", f"there are: {listed(there)}")
+        few = "there is no GPU" if gpus == 1 else f"there are no {gpus} GPUs"
+        raise InputError("--flavor", f"{few} of {listed(wanted)} here", f"there are: {listed(there)}")
     if priced and not meant(priced, chosen):
         trial = f" ({_trial(priced)})" if chosen == [NO_GPU] else ""
         warn(f"none of {listed(priced)} is here: it runs on {listed(chosen)}{trial}")
@@ -236,22 +251,37 @@ def _told(name: str, measured: Sequence[Measured], failed: Sequence[Ran], advice
         "measured": rows,
         "failed": [{"flavor": one.flavor, "batch": one.batch, "exit_code": one.exit_code} for one in failed],
         "advice": None if advice is None else msgspec.to_builtins(advice),
+        "no_advice": "" if advice is not None else _why_none(measured),
     }
 
 
+def _why_none(measured: Sequence[Measured]) -> str:
+    """Why there is no advice."""
+    return "it ran on no flavor of GPU that is known" if measured else "nothing was measured"
+
+
 def _show(
-    name: str, measured: Sequence[Measured], failed: Sequence[Ran], advice: Advice | None, priced: Sequence[str]
+    name: str,
+    measured: Sequence[Measured],
+    failed: Sequence[Ran],
+    advice: Advice | None,
+    prices: Mapping[str, float],
+    priced: Sequence[str],
 ) -> None:
+    """measured, prices of a GPU hour: by flavor and number, as `size_of` has them; priced: flavors of the file."""
     table = Table(box=None, pad_edge=False)
     table.add_column("flavor")
-    for column in ("batch", "time", "peak memory", "GPU works", "throughput"):
+    has_prices = any(prices.values())
+    for column in ("batch", "time", *(["cost"] if has_prices else []), "peak memory", "GPU works", "throughput"):
         table.add_column(column, justify="right")
     for one in measured:
         unit, rate = throughput(one)
+        cost = prices[one.flavor] * one.gpus * one.seconds / HOUR_S
         table.add_row(
             escape(printable(one.flavor or "-")),
             str(one.batch or "-"),
             f"{one.seconds:.3g} s",
+            *([f"{cost:.3g}" if cost else "-"] if has_prices else []),
             f"{one.peak_bytes / GIB:.2f} GiB" if one.peak_bytes else "-",
             "-" if one.busy is None else f"{one.busy:.0%}",
             f"{rate:.3g} {escape(printable(unit))}/s" if unit != "runs" else "-",
@@ -264,9 +294,8 @@ def _show(
     if any(one.is_emulated for one in measured):
         typer.echo(EMULATED)
     if advice is None:
-        why = "it ran on no flavor of GPU that is known" if measured else "nothing was measured"
         what = f" ({_trial(priced)})" if measured else ""
-        typer.echo(f"{printable(name)}: {why}, so there is no advice{what}")
+        typer.echo(f"{printable(name)}: {_why_none(measured)}, so there is no advice{what}")
         return
     part = f", a part of {advice.part:.2g} of it" if advice.part < 1 else ""
     typer.echo(f"{printable(name)}: ask for {advice.flavor}{part}: {advice.reason}")

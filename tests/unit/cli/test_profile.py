@@ -65,7 +65,7 @@ def test_what_was_measured_is_told_kept_and_asked_about_again(script: str, capfd
     assert one["seconds"] >= 0.6
     assert one["peak_bytes"] > 60_000_000
     assert 0 < one["busy"] <= 1
-    assert told["advice"] is None
+    assert (told["advice"], told["no_advice"]) == (None, "it ran on no flavor of GPU that is known")
     assert egs(["profile", "--json", "train.py"]) == 0
     assert json.loads(capfd.readouterr().out)["measured"] == told["measured"]
 
@@ -123,9 +123,35 @@ def test_advice_from_runs_of_a_pipeline(tmp_path: Path, capfd: Out) -> None:
     assert json.loads(capfd.readouterr().out)["advice"]["flavor"] == "A100"
 
 
+def test_numbers_of_gpus_are_compared_like_flavors(tmp_path: Path, capfd: Out) -> None:
+    """Of a task that ran on one and on two: two T4 take less time and cost more than one, and neither is the other; the
+    table has each with what a run cost."""
+    store = open_history()
+    seen = [("A100", 1, 100.0), ("T4", 1, 190.0), ("T4", 2, 101.0)]
+    rows = [HistoryRow("dag", "fit", 0, Shape(0, 1000 * gpus), seconds, flavor) for flavor, gpus, seconds in seen]
+    store.record(rows)
+    store.close()
+    prices = tmp_path / "flavors.yaml"
+    prices.write_text("flavors: [{name: a100, gpu_hour: 3.6}, {name: t4, gpu_hour: 0.36}]")
+    line = ["profile", "--flavors", str(prices), "--asked", "t4"]
+    assert egs([*line, "--json", "fit"]) == 0
+    told = json.loads(capfd.readouterr().out)
+    assert {one["flavor"]: one["cost"] for one in told["advice"]["choices"]} == pytest.approx(
+        {"A100": 0.1, "T4": 0.019, "2 x T4": 0.0202}
+    )
+    assert (told["advice"]["instead"], told["no_advice"]) == ("T4", "")
+    assert egs([*line, "fit"]) == 0
+    shown = [tuple(row.split()) for row in capfd.readouterr().out.splitlines()]
+    assert ("2", "x", "T4", "-", "101", "s", "0.0202", "-", "-", "-") in shown
+    assert ("T4", "-", "190", "s", "0.019", "-", "-", "-") in shown
+
+
 @pytest.mark.parametrize(
     ("line", "text"),
     [
+        (["--runs", "3", "nobody"], "--runs: says how a command is run, and a TASK's runs are over"),
+        (["--gpus", "2", "nobody"], "--gpus: says how a command is run"),
+        (["--gpus", "2", "--flavor", "h100", "--", "true"], "there are no 2 GPUs of h100 here"),
         (["nobody"], "no run of a task of this name is known"),
         (["--batch", "8", "--", "true"], "there is no {batch} among the command's arguments"),
         (["--", "true", "{batch}"], "no sizes are named for it"),
