@@ -20,7 +20,7 @@ from egs_core.cli.starting import members, say, start_all_here, start_detached, 
 from egs_core.client import arguments
 from egs_core.client import messages as c
 from egs_core.client.absent_modules import absent_words
-from egs_core.client.http import Refused, Unreachable, connected
+from egs_core.client.http import Refused, SiteClient, Unreachable, connected
 from egs_core.client.jobs import Job
 from egs_core.client.loading import modules_of
 from egs_core.client.mlflow_loss import reader_of
@@ -215,8 +215,9 @@ def run(
     later = [request_of({**fields, "flavors": [one]}) for one in or_flavor or ()]
     if later or split or array is not None:
         with connected(address) as client, suppress(Unreachable):  # then the run waits for the server, as any
-            for one in [*later, request]:
-                client.check(one)  # refused once, and now: not when it is needed
+            for one in later:  # refused once, and now: not when it is needed
+                _check_later(client, one)
+            client.check(request)
     line = _not_there(command)
     if not line and modules and not keep_ready:  # else the run or its keeper tells
         line = absent_words(command, modules)
@@ -232,6 +233,14 @@ def run(
     else:
         typer.echo(f"run {numbers[0]}; its output: egs logs {numbers[0]}")
     return 0
+
+
+def _check_later(client: SiteClient, request: c.RunRequest) -> None:
+    """What is asked for where its first flavor had too little memory. Raises Refused, by the option that names it."""
+    try:
+        client.check(request)
+    except Refused as refusal:
+        raise Refused(refusal.status, str(refusal).replace("--flavor: ", "--or-flavor: ", 1)) from None
 
 
 def _not_there(command: list[str]) -> str:
