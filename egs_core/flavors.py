@@ -16,8 +16,9 @@ from pydantic import Field, ValidationError
 from egs_core.engine.specs import FlavorSpec, mig_profiles
 from egs_core.errors import InputError
 from egs_core.flavor_names import is_meant
-from egs_core.yaml_file import FileModel, Size, input_error, line_of, read_text, read_yaml
+from egs_core.yaml_file import FileModel, Size, has_entry_with, input_error, line_of, read_text, read_yaml
 
+EXAMPLE = "flavors: [{name: a100, gpu_hour: 2.5}]"
 Amount = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 Name = Annotated[str, Field(min_length=1)]
 
@@ -74,10 +75,13 @@ def _load(path: Path) -> tuple[SiteFlavor, ...]:
     place = str(path)
     data, lines = read_yaml(read_text(path, "flavors"), place)
     if not isinstance(data, dict):
-        raise InputError(place, "needs a list of flavors under `flavors:`", "flavors: [{name: a100, gpu_hour: 2.5}]")
+        raise InputError(place, "needs a list of flavors under `flavors:`", EXAMPLE)
     try:
         file = _File.model_validate(data)
     except ValidationError as error:
+        if has_entry_with(data, "flavors", "prices"):
+            problem = "says what is paid from when on, as `--prices` reads it, and not what runs are placed by"
+            raise InputError(place, problem, EXAMPLE) from None
         raise input_error(error, lines, place, [*SiteFlavor.model_fields, *_File.model_fields]) from None
     names: list[str] = []
     for number, flavor in enumerate(file.flavors):

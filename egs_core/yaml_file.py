@@ -235,6 +235,12 @@ def input_error(error: ValidationError, lines: dict[Path_, int], place: str, kno
     return InputError(where, problem_of(first), hint)
 
 
+def has_entry_with(data: dict[str, Any], name: str, field: str) -> bool:
+    """Whether an entry of this list has the field: it tells a file that is taken for another one."""
+    entries = data.get(name)
+    return isinstance(entries, list) and any(isinstance(one, dict) and field in one for one in entries)
+
+
 def shown_path(path: Path_) -> str:
     """A place in a file as people write it.
 

@@ -29,9 +29,10 @@ from pydantic import BeforeValidator, Field, ValidationError
 from egs_core.errors import InputError
 from egs_core.graph.places import did_you_mean
 from egs_core.runlog.steps import Interval
-from egs_core.yaml_file import FileModel, input_error, line_of, read_text, read_yaml
+from egs_core.yaml_file import FileModel, has_entry_with, input_error, line_of, read_text, read_yaml
 
 HOUR_S = 3600.0
+EXAMPLE = "flavors: [{name: a100, prices: [{since: 2026-01-01, on_demand: 3.2}]}]"
 Bought = Literal["on_demand", "reserved", "spot"]
 Amount = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 
@@ -175,11 +176,15 @@ def parse_prices(text: str, place: str = "prices") -> Prices:
     """The prices of a YAML text. Raises InputError that names `place` and the line."""
     data, lines = read_yaml(text, place)
     if not isinstance(data, dict):
-        example = "flavors: [{name: a100, prices: [{since: 2026-01-01, on_demand: 3.2}]}]"
-        raise InputError(place, "needs a list of flavors under `flavors:`", example)
+        raise InputError(place, "needs a list of flavors under `flavors:`", EXAMPLE)
     try:
         file = PriceFile.model_validate(data)
     except ValidationError as error:
+        if has_entry_with(data, "flavors", "gpu_hour"):
+            problem = (
+                "says what runs are placed by, as `egs serve --flavors` reads it, and not what is paid from when on"
+            )
+            raise InputError(place, problem, EXAMPLE) from None
         models = (PriceFile, PricedFlavor, Price, PricedNodes)
         raise input_error(error, lines, place, [name for model in models for name in model.model_fields]) from None
     _check(file, lines, place)

@@ -92,6 +92,7 @@ def test_no_price_is_an_error_and_not_nothing() -> None:
         (WHOLE.replace("cheap, flavor: a100", "cheap, flavor: l4"), 9, "has no spot price, which nodes 'cheap'"),
         (WHOLE.partition("nodes:")[0], None, "which nodes are of which flavor?"),
         ("flavors: [", 1, "is no YAML"),
+        ("flavors: [{name: a100, gpu_hour: 2.5}]", None, "what runs are placed by, as `egs serve --flavors` reads it"),
     ],
 )
 def test_errors_name_the_line(text: str, line: int | None, problem: str) -> None:

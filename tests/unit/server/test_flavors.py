@@ -253,6 +253,7 @@ def test_the_sites_file(tmp_path: Path) -> None:
         ("flavors:\n  - {name: a100, speed: 0}\n", "line 2"),
         ("[]", "needs a list of flavors"),
         ("flavors: []", "flavors"),
+        ("flavors: [{name: a, prices: []}]", "says what is paid from when on, as `--prices` reads it"),
     ):
         file.write_text(text)
         with pytest.raises(InputError) as raised:
