@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from egs_core.engine.messages import Moment, Reason, in_seconds
 from egs_core.engine.meters import described
 from egs_core.engine.order.place_words import chosen_order, passed_by, promise, why_another_goes_first
@@ -35,6 +37,7 @@ from egs_core.errors import counted, listed, node_words
 from egs_core.graph.columns import GIB, KIND_NAMES, Shape
 
 SHOWN = 5
+IN_ITS_ORDER = ("quota", "flavor")  # kinds of waits that end for one after the other of a queue, as in a line for room
 NO_SLOT = "every process slot, or the memory for one more, is taken by tasks that have started"
 
 
@@ -64,7 +67,9 @@ def explain(
         return _cold(state, task, name)
     if status == READY:
         bound = _gang(state, task, queue) or _quota(state, task, queue)
-        return bound or _ready(state, task, name, queue, refused, moment)
+        found = bound or _ready(state, task, name, queue, refused, moment)
+        order = chosen_order(state, state.queue_of(task), moment) if found.kind in IN_ITS_ORDER else ""
+        return msgspec.structs.replace(found, text=found.text + order) if order else found
     if status == HELD and phase in state.paused and (pause := state.pause_of(task)):
         why = f": {pause.reason}" if pause.reason else ""
         return Reason(name, label, "paused", f"paused by {pause.actor or 'operator'} at {moment(pause.at)}{why}")

@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 
 from egs_core.engine import Engine
 from egs_core.engine import messages as m
-from egs_core.engine.specs import LEARNED, ORDERS, QueueSpec
+from egs_core.engine.specs import LEARNED, ORDERS, UNLIMITED, QueueSpec
 from egs_core.testing.engine_bench import EngineBench, canonical, cpu, graph_of
 
 Q = QueueSpec("q", order=LEARNED)
 
 
-def two_waiting(spec: QueueSpec = Q) -> EngineBench:
+def two_waiting(spec: QueueSpec = Q, slots: int = 1) -> EngineBench:
     """One slot, taken by "busy"; "large" has come before "small"."""
-    bench = EngineBench(1)
+    bench = EngineBench(slots)
     bench.send(m.QueuesChanged((spec,)))
     bench.submit(graph_of({"busy": ()}), "other")
     for name, seconds in (("large", 300.0), ("small", 30.0)):
@@ -39,6 +39,13 @@ def test_what_is_chosen_holds_at_once_and_is_said() -> None:
     assert bench.granted()[-1] == "large"
     text = bench.reason("small").text
     assert "queue 'q' learns its order, which is arrival since 5.000 s: 12 % less time" in text
+
+
+def test_who_waits_for_quota_is_told_the_order_too() -> None:
+    """As who waits for room; before anything is chosen it is the default."""
+    bench = two_waiting(QueueSpec("q", nominal=(1000, UNLIMITED, UNLIMITED), order=LEARNED), slots=3)
+    text = bench.reason("small").text
+    assert text.endswith("and it uses 1 CPU; queue 'q' learns its order, which is remaining_work")
 
 
 def test_it_stays_when_queues_are_configured_anew_and_goes_when_they_state_an_order() -> None:
