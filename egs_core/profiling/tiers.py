@@ -235,7 +235,11 @@ def _reason(best: Choice, instead: Choice, choices: Sequence[Choice], bound: str
     if saving is None:
         return f"the fastest ({took}); no prices are known"
     if best.flavor == instead.flavor:
-        return f"the cheapest {bound}"
+        less = min(choices, key=lambda one: one.cost)
+        longer = less.seconds / best.seconds if best.seconds else 1.0
+        is_left_out = less.cost < best.cost and longer > 1.0
+        slower = f"; {less.flavor} costs {1 - less.cost / best.cost:.0%} less and takes {longer:.2g} times as long"
+        return f"the cheapest {bound}{slower if is_left_out else ''}"
     much = f"{saving:.0%} less than" if saving > 0 else f"{-saving:.0%} more than" if saving < 0 else "as much as"
     return f"the cheapest {bound}: {took}; it costs {much} {instead.flavor}"
 

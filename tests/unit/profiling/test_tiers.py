@@ -26,6 +26,10 @@ def test_the_cheapest_within_twice_the_fastest() -> None:
     """The K80 is cheaper still and takes three times as long: the P100, which saves 41 % of what the V100 costs."""
     found = advice({"k80": 900.0, "p100": 300.0, "v100": 300.0})
     assert (found.flavor, found.instead, round(found.saving or 0, 2)) == ("p100", "p100", 0.0)
+    assert found.reason == (
+        "the cheapest of those that take at most 2 times as long as the fastest; "
+        "k80 costs 8% less and takes 3 times as long"
+    )
     found = advice({"k80": 900.0, "p100": 301.0, "v100": 300.0})
     assert (found.flavor, found.instead, round(found.saving or 0, 2), found.risk) == ("p100", "v100", 0.41, "low")
     assert found.reason == (
