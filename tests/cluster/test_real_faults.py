@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -161,7 +162,7 @@ class Scene:
                 there = {raw["metadata"]["uid"]: raw for raw in found}
                 for uid in known.keys() - there.keys():
                     self.books.take("DELETED", known[uid])
-                for raw in sorted(found, key=lambda one: not pod_of(one).is_over):  # what has ended gave its room back
+                for raw in sorted(found, key=_in_order):
                     self.books.take("MODIFIED", raw)
                 known = there
                 for event in cluster.watch(PODS, version, self.site.name, timeout_s=1800):
@@ -183,6 +184,12 @@ class Scene:
                         at = due.setdefault(one.uid, time.monotonic() + self.rng.uniform(0.0, LASTS_S))
                         if time.monotonic() >= at:
                             self.site.end(one.name)
+
+
+def _in_order(raw: dict[str, Any]) -> tuple[bool, float]:
+    """As it happened: what has ended gave its room back before the next gate was opened."""
+    pod = pod_of(raw)
+    return not pod.is_over, pod.opened_at
 
 
 def _asked(what: Callable[[], list[Pod]]) -> list[Pod]:

@@ -25,6 +25,7 @@ from egs_core.kubernetes.images import images_of
 from egs_core.kubernetes.leaving import leave
 from egs_core.kubernetes.manifests import KINDS, objects
 from egs_core.kubernetes.objects import moment
+from egs_core.kubernetes.pods import Pod
 from egs_core.kubernetes.preloads import preload_of
 from tests.cluster.real import FILE, LIMIT_S, Site, applied, controlled, refusal, understood, until
 from tests.cluster.test_real_cluster import pytestmark
@@ -46,6 +47,24 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 def loaders(site: Site) -> list[dict[str, Any]]:
     return site.admin.list(PODS, site.name, f"{names.PRELOAD}={names.BY_CONTROLLER}")[0]
+
+
+def loads_for(site: Site, owner: Pod) -> None:
+    """A preload for it is made, as soon as Kueue's webhook, which asks who owns a pod, has seen the owner, too."""
+    made = preload(owner.name)
+    made["metadata"]["namespace"] = site.name
+    made["metadata"]["ownerReferences"][0]["uid"] = owner.uid
+
+    def is_made() -> bool:
+        try:
+            site.admin.create(PODS, made, site.name)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            return False
+        return True
+
+    until(is_made)
 
 
 class Kubelet:
@@ -235,12 +254,8 @@ def test_what_would_go_is_said_and_stays_and_goes_when_egs_is_taken_out(
     site: Site, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The API server is asked of each change, also of a very pod, and makes none; then what was said is what goes."""
-    owner = site.add("owner", notes={names.PAUSED: "pod 2026-11-28T05:00:00Z by ann"})
+    loads_for(site, site.add("owner", notes={names.PAUSED: "pod 2026-11-28T05:00:00Z by ann"}))
     site.add("waits")
-    made = preload("owner")
-    made["metadata"]["namespace"] = site.name
-    made["metadata"]["ownerReferences"][0]["uid"] = owner.uid
-    site.admin.create(PODS, made, site.name)
     where = site.of.namespace
     spec = {"holderIdentity": "laptop-7", "renewTime": moment(site.admin.now()).replace("Z", ".000000Z")}
     site.admin.create(LEASES, {"metadata": {"name": names.CONTROLLER}, "spec": spec}, where)
@@ -265,10 +280,7 @@ def test_what_would_go_is_said_and_stays_and_goes_when_egs_is_taken_out(
 
 def test_who_leaves_takes_preloads_and_their_class_along(site: Site) -> None:
     """And all else that was applied."""
-    made = preload("owner")
-    made["metadata"]["namespace"] = site.name
-    made["metadata"]["ownerReferences"][0]["uid"] = site.add("owner").uid
-    site.admin.create(PODS, made, site.name)
+    loads_for(site, site.add("owner"))
     assert leave(site.admin, site.of, lambda _: None, lambda _: None) == 0
     until(lambda: not loaders(site))
     for one in objects(site.of)[1:]:

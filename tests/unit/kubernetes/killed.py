@@ -14,7 +14,7 @@ from typing import Any
 
 from egs_core.kubernetes.cluster import Cluster
 from egs_core.kubernetes.controller import Controller
-from egs_core.kubernetes.gates import ORDER
+from egs_core.kubernetes.gates import ORDER, STUCK_S
 from egs_core.kubernetes.pods import Pod, pod_of
 from egs_core.kubernetes.settings import Settings
 
@@ -23,8 +23,8 @@ Process = multiprocessing.process.BaseProcess
 
 
 class Books:
-    """What is open and has not ended. most: GPUs of these at the worst moment; opened: how often each gate was, and
-    for what it was opened."""
+    """What is open and has not ended. most: GPUs of these when the worst gate was opened; opened: how often each gate
+    was, and for what it was opened."""
 
     def __init__(self) -> None:
         self._gated: set[str] = set()
@@ -43,8 +43,11 @@ class Books:
         if kind == "DELETED" or pod.is_over:
             self._open.pop(pod.uid, None)
         elif pod.is_ours and not pod.is_gated:
+            is_new = pod.uid not in self._open
             self._open[pod.uid] = pod
-        self.most = max(self.most, sum(one.shape.gpu_milli for one in self._open.values()) // 1000)
+            if is_new:
+                counted = (one.shape.gpu_milli for one in self._open.values() if _counts(one, pod.opened_at))
+                self.most = max(self.most, sum(counted) // 1000)
 
     @property
     def is_settled(self) -> bool:
@@ -57,6 +60,12 @@ class Books:
         assert {name: why for name, why in self.opened.items() if why != [ORDER]} == {}
         assert self.is_settled
         assert self.most <= gpus
+
+
+def _counts(pod: Pod, now: float) -> bool:
+    """Whether it has room, or is about to get it. What was opened longer ago and has no node does not count for a next
+    controller (`gates.STUCK_S`): while the API server restarts the scheduler is away, sometimes for half a minute."""
+    return bool(pod.node) or now - pod.opened_at < STUCK_S
 
 
 def control(kubeconfig: Path, namespaces: tuple[str, ...], lease_namespace: str, name: str = "killed") -> None:
