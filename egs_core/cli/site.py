@@ -138,7 +138,7 @@ def show_why(address: Address, run: str, as_json: bool) -> None:
     on = f", on {view.host}" if view.host else ""
     typer.echo(f"run {view.id} ({view.name}, {view.user}{on}): {view.state}: {text}{when}")
     if view.state == "ended":
-        typer.echo(_lasted(view))
+        typer.echo(lasted(view))
     for line in evicted_words(view):
         typer.echo(line)
     if view.note:
@@ -150,16 +150,18 @@ def show_why(address: Address, run: str, as_json: bool) -> None:
         typer.echo(f"nothing is heard of its supervisor, so its devices are given to nobody{left}")
 
 
-def _lasted(view: c.RunView) -> str:
-    """How long a run that has ended had waited, and then ran, on what. What it waited for, the server has not kept."""
-    begun = view.ended_at if view.started_at is None else view.started_at
-    waited = f"it waited {time_words((begun or view.submitted_at) - view.submitted_at)}"
+def lasted(view: c.RunView) -> str:
+    """How long a run that has ended had waited, and then ran, on what; of one that was evicted without the time that it
+    ran before. What it waited for, the server has not kept."""
+    begun = (view.ended_at if view.started_at is None else view.started_at) or view.submitted_at
+    ran_before_s = sum(one.ended_at - one.started_at for one in view.earlier)
+    waited = f"it waited {time_words(max(0.0, begun - view.submitted_at - ran_before_s))}"
     if view.started_at is None or view.ended_at is None:
         return f"{waited} and was not started"
     devices = f"{view.gpus:g} {view.flavor or 'GPU'}{'s' if view.gpus > 1 and not view.flavor else ''}"
     on = f" on {devices}" if view.gpus else ", without a GPU"
-    start = datetime.fromtimestamp(view.started_at)
-    return f"{waited}, started at {start:%Y-%m-%d %H:%M:%S} and ran {time_words(view.ended_at - view.started_at)}{on}"
+    began = f"started{' again' if view.earlier else ''} at {datetime.fromtimestamp(view.started_at):%Y-%m-%d %H:%M:%S}"
+    return f"{waited}, {began} and ran {time_words(view.ended_at - view.started_at)}{on}"
 
 
 def _progress_line(whose: str, told: c.ProgressView) -> str:
