@@ -99,10 +99,10 @@ def test_a_word_that_may_not_be_written_keeps_no_gate_closed(api: EmulatedApi, m
     """A policy of an earlier version refuses it: one line, and pods are ordered as before."""
     patch = Cluster.patch
 
-    def refuses(cluster: Cluster, kind: Kind, name: str, body: Any, namespace: str = "", how: str = "") -> Any:
+    def refuses(cluster: Cluster, kind: Kind, name: str, body: Any, *more: Any, **stated: Any) -> Any:
         if "spec" not in body:
             raise ApiError(403, "annotations of the pod are changed")
-        return patch(cluster, kind, name, body, namespace, how)
+        return patch(cluster, kind, name, body, *more, **stated)
 
     monkeypatch.setattr(Cluster, "patch", refuses)
     api.add("nodes", node("n1", gpus=1))
