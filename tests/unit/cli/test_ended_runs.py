@@ -7,8 +7,8 @@ import re
 import pytest
 
 from egs_core.cli.site import lasted
-from egs_core.client.messages import RunView
 from egs_core.client.outlines import Earlier
+from tests.unit.run_views import run_view
 
 
 @pytest.mark.parametrize(
@@ -20,21 +20,6 @@ from egs_core.client.outlines import Earlier
 )
 def test_what_ran_before_an_eviction_is_no_wait(earlier: tuple[Earlier, ...], says: str) -> None:
     """Asked for at 100, started at 105: of one that ran for 3 s of them first, two were a wait."""
-    view = RunView(
-        id="1",
-        name="fit.py",
-        user="ann",
-        state="ended",
-        version=1,
-        cpus=0.0,
-        memory_bytes=0,
-        queue="",
-        priority=0,
-        gpus=1.0,
-        submitted_at=100.0,
-        started_at=105.0,
-        ended_at=111.0,
-        flavor="a100",
-        earlier=earlier,
-    )
+    times = {"submitted_at": 100.0, "started_at": 105.0, "ended_at": 111.0}
+    view = run_view(state="ended", flavor="a100", earlier=earlier, **times)
     assert re.sub(r"\d{4}-[-\d]+ [:\d]+", "DAY", lasted(view)) == says

@@ -25,6 +25,7 @@ from egs_core.client.places import Address, find_address, parse_url, read_token,
 from egs_core.client.processes import descendants, is_alive, living, process
 from egs_core.client.waiting_words import evicted_words, why_words
 from egs_core.errors import EgsError, InputError
+from tests.unit.run_views import run_view
 
 
 @pytest.mark.parametrize(
@@ -199,21 +200,7 @@ def test_a_commands_name_has_no_argument() -> None:
 
 
 def waiting(**more: Any) -> c.RunView:
-    return c.RunView(
-        id="2",
-        name="fit",
-        user="ann",
-        state="waiting",
-        version=1,
-        gpus=1,
-        cpus=0,
-        memory_bytes=0,
-        queue="",
-        priority=0,
-        submitted_at=0,
-        reason="no room",
-        **more,
-    )
+    return run_view(id="2", name="fit", state="waiting", reason="no room", **more)
 
 
 @pytest.mark.parametrize(

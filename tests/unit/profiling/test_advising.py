@@ -13,6 +13,7 @@ from egs_core.profiling.advising import Advised, Kind, Seen, advise
 from egs_core.profiling.known import Known
 from egs_core.profiling.tiers import GIB, Measured, Tier
 from egs_core.runlog.records import Ended, Header, Record, Started, TaskAdded, Used, WorkloadSubmitted
+from tests.unit.run_views import run_view
 
 TIERS = (Tier("A100", 3.0, 80 * GIB), Tier("T4", 0.5, 16 * GIB), Tier("V100", 1.2, 32 * GIB))
 TRAIN, EVAL = Kind("dag", "train"), Kind("dag", "eval")
@@ -104,24 +105,9 @@ def test_a_lack_of_main_memory_says_nothing_of_the_flavor() -> None:
 
 
 def run_of(outcome: str, seconds: float, earlier: tuple[Earlier, ...] = ()) -> RunView:
-    return RunView(
-        id=outcome,
-        name="train.py",
-        user="ann",
-        state="ended",
-        version=1,
-        cpus=1.0,
-        memory_bytes=0,
-        queue="default",
-        priority=0,
-        gpus=2.0,
-        submitted_at=0.0,
-        started_at=100.0,
-        ended_at=100.0 + seconds,
-        outcome=outcome,
-        flavor="T4",
-        earlier=earlier,
-    )
+    times = {"started_at": 100.0, "ended_at": 100.0 + seconds}
+    had = {"queue": "default", "cpus": 1.0, "gpus": 2.0, "flavor": "T4"}
+    return run_view(id=outcome, state="ended", outcome=outcome, earlier=earlier, **times, **had)
 
 
 def test_what_attempts_held_that_did_not_succeed_counts_as_egs_cost_has_it() -> None:
