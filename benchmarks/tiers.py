@@ -37,8 +37,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.heterogeneous import FLAVORS, NAMES, STRICT, Job, Speeds, draw_jobs, load_speeds
-from egs_core.engine.specs import HOUR_S
-from egs_core.profiling.tiers import STRETCH, Measured, Tier, Wishes, recommend
+from egs_core.engine.specs import HOUR_S, STRETCH
+from egs_core.profiling.tiers import Measured, Tier, Wishes, recommend
 
 PRICES = {flavor.name: flavor.gpu_hour for flavor in FLAVORS}
 TIERS = tuple([Tier(name, price) for name, price in PRICES.items()])

@@ -18,6 +18,7 @@ from egs_core.client.http import connected
 from egs_core.client.messages import Device
 from egs_core.client.places import none_here
 from egs_core.cost.prices import HOUR_S, Prices, load_prices
+from egs_core.engine.specs import STRETCH
 from egs_core.errors import EgsError, InputError, counted, listed
 from egs_core.flavor_names import meant
 from egs_core.flavors import load_flavors, load_memory, spec_for
@@ -26,7 +27,7 @@ from egs_core.history.pending import open_learned
 from egs_core.profiling.advising import Advised
 from egs_core.profiling.advising import advise as advised_of
 from egs_core.profiling.known import Known
-from egs_core.profiling.tiers import GIB, STRETCH, Measured, Tier, Wishes, span
+from egs_core.profiling.tiers import GIB, Measured, Tier, Wishes, span
 from egs_core.runlog.io import read_run
 from egs_core.runlog.records import Started
 from egs_core.units import parse_seconds

@@ -20,7 +20,7 @@ from egs_core.cli.printable import printable
 from egs_core.cli.profile_runs import past_of_site, run_at_site, site_flavors, site_here
 from egs_core.cli.rows import print_table
 from egs_core.cli.run import name_of
-from egs_core.engine.specs import HOUR_S
+from egs_core.engine.specs import HOUR_S, STRETCH
 from egs_core.errors import InputError, listed
 from egs_core.flavor_names import flavor_of_product, meant
 from egs_core.flavors import load_flavors, spec_for
@@ -32,7 +32,6 @@ from egs_core.profiling.advising import size_of
 from egs_core.profiling.running import BATCH, NO_GPU, Ran, local_gpus, run_here
 from egs_core.profiling.tiers import (
     GIB,
-    STRETCH,
     Advice,
     Measured,
     Tier,

@@ -175,6 +175,8 @@ def mig_profiles(device_bytes: int) -> tuple[Profile, ...]:
 
 
 HOUR_S = 3600.0
+AS_FAST = 1.05  # times as long, and a flavor counts as equally fast: what is measured differs by as much by chance
+STRETCH = 2.0  # without a deadline a lower price may make a task take so many times as long
 
 
 class FlavorSpec(msgspec.Struct, frozen=True, omit_defaults=True):

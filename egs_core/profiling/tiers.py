@@ -19,12 +19,10 @@ from statistics import median
 
 import msgspec
 
-from egs_core.engine.specs import HOUR_S
+from egs_core.engine.specs import AS_FAST, HOUR_S, STRETCH
 from egs_core.predict.estimate import sample_estimate
 
 GIB = 1 << 30
-STRETCH = 2.0  # as the engine's objective `cost` has it
-AS_FAST = 1.05  # times as long, and it counts as equally fast
 TIGHT = 0.9  # more of its memory than that, and a little more input may be too much
 IDLE = 0.5  # a GPU that works less of the time has room for others
 FEW = 3  # runs

@@ -31,14 +31,12 @@ from egs_core.engine.messages import Moment
 from egs_core.engine.rules.ends import expected_end_s
 from egs_core.engine.rules.fit import allowed_flavors, count_of, devices_of, fits_task, seen_as, select_devices
 from egs_core.engine.rules.flavors import cost_of, seconds_on
-from egs_core.engine.specs import REFERENCE
+from egs_core.engine.specs import AS_FAST, REFERENCE, STRETCH
 from egs_core.engine.state.nodes import UNTRACKED, WHOLE_DEVICE, Node
 from egs_core.engine.state.state import State
 from egs_core.graph.columns import Shape
 
 OBJECTIVES = ("finish", "soonest", "cost", "greedy", "blind")
-AS_FAST = 1.05  # times as long, and it counts as equally fast: what is learned differs by as much by chance
-STRETCH = 2.0  # without a deadline a lower price may make a task end so many times as late, counted from now
 
 
 class Offer(NamedTuple):
