@@ -352,6 +352,17 @@ def test_who_waits_alone_is_not_passed_for_ever(preempts: bool) -> None:
     assert bench.status("big") == "granted"
 
 
+def test_who_waits_alone_and_late_says_that_nobody_delays_it() -> None:
+    """Before that, what needs fewer may start before it."""
+    bench = EngineBench(4, 2)
+    bench.submit(graph_of({"s": ()}, default=(gpu(200.0),)), "w")
+    bench.start("s")
+    bench.submit(graph_of({"big": ()}, {"big": (gpu(20.0, 2.0),)}), "big")
+    assert "; what needs fewer GPUs may start before it" in bench.reason("big").text
+    bench.send(m.Tick(), wait_limit(bench, 1) + 1.0)
+    assert bench.reason("big").text.endswith("; what comes after it starts only where that should not delay it")
+
+
 def wait_limit(bench: EngineBench, submission: int) -> float:
     order = bench.engine._queue.lines.order
     assert order is not None

@@ -67,6 +67,8 @@ def test_a_task_starts_where_history_says_that_it_ends_first(site: RealSite, tmp
     assert long.wait(240) == 0
     ended = [run for run in site.client.runs(with_ended=True).runs if run.name == "task.sh"]
     assert [run.flavor for run in ended] == ["slow", "fast", "fast", "fast", "slow"]
+    listed = [line.split() for line in site.egs("ps", "--all", COLUMNS="200").stdout.splitlines()]
+    assert [row[-1] for row in listed if "task.sh" in row] == ["slow", "fast", "fast", "fast", "slow"]
 
 
 LACKS = """#!/bin/sh
