@@ -289,7 +289,13 @@ def test_one_question_at_a_time() -> None:
             assert one.post("/v1/outlooks", msgspec.to_builtins(told)).status == 200
         found = []
         ask = msgspec.to_builtins(Question(tuple(many)))
-        long = threading.Thread(target=lambda: found.append(one.post("/v1/outlooks/named", ask)))
+
+        def ask_long() -> None:  # a short one of the same account may be first: then it is asked again
+            while (answer := one.post("/v1/outlooks/named", ask)).status == 429:
+                pass
+            found.append(answer)
+
+        long = threading.Thread(target=ask_long)
         long.start()
         refused, short = set(), msgspec.to_builtins(Question((candidate(work("it")),)))
         while long.is_alive():
